@@ -1,0 +1,40 @@
+# `make verify` and `make test` do all set-up on a fresh machine; a second call finds it done.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+WORKERS ?= 2
+
+.PHONY: verify test lint types format bench clean
+
+verify: $(READY)
+	$(BIN)/kimi-linear verify
+
+test: lint types
+	$(BIN)/python -m pytest -n $(WORKERS)
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+# The type checker reads folders, not `package-dir`: show it the tree under the names that users import.
+types: $(READY)
+	rm -rf $(VENV)/types && mkdir -p $(VENV)/types/kimi_linear
+	for folder in reference triton_kernels conformance cli; do \
+		ln -s ../../../$$folder $(VENV)/types/kimi_linear/$$folder; done
+	MYPYPATH=$(VENV)/types $(BIN)/mypy --cache-dir $(VENV)/.mypy_cache -p kimi_linear
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(READY)
+	$(BIN)/python benchmarks/cpu.py
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[test]"
+	touch $(READY)
+
+clean:
+	rm -rf $(VENV) build *.egg-info
