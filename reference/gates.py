@@ -1,0 +1,78 @@
+"""From a raw projection to a log decay: the two gates that KDA checkpoints use.
+
+    softplus   g = -exp(A_log) * softplus(x + dt_bias)                 in (-inf, 0]
+    bounded    g = lower_bound * sigmoid(exp(A_log) * (x + dt_bias))   in [lower_bound, 0]
+
+g is in natural log: the channel's decay is exp(g). The bounded gate is no clamp of the softplus gate: A_log
+sets its steepness, not its rate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from einops import rearrange
+from jaxtyping import Float
+from torch import Tensor
+
+from .contract import check_gate_parameters, check_lower_bound
+
+
+@dataclass(frozen=True)
+class SoftplusGate:
+    """g = -exp(A_log) * softplus(x + dt_bias): the gate of Kimi-Linear-48B (arXiv:2510.26692, section 4).
+
+    A_log is [HV] or [1, 1, HV, 1], dt_bias [HV, K] or flat; both fp32 (fp64 beside fp64 inputs).
+    Called with x [B, T, HV, K] it returns g, natural log, of the same shape and dtype.
+    """
+
+    A_log: Tensor
+    dt_bias: Tensor
+
+    def __post_init__(self) -> None:
+        check_gate_parameters(self.A_log, self.dt_bias)
+
+    def __call__(self, x: Float[Tensor, "B T HV K"]) -> Float[Tensor, "B T HV K"]:
+        x = x + _per_channel(self.dt_bias, x)
+        root = _root_rate(self.A_log, x)
+        return -(root * (root * softplus(x)))
+
+
+@dataclass(frozen=True)
+class BoundedGate:
+    """g = lower_bound * sigmoid(exp(A_log) * (x + dt_bias)): the gate of Kimi K3, called "safe" elsewhere.
+
+    Parameters as for `SoftplusGate`; lower_bound is finite and negative, in natural log.
+    """
+
+    A_log: Tensor
+    dt_bias: Tensor
+    lower_bound: float = -5.0
+
+    def __post_init__(self) -> None:
+        check_gate_parameters(self.A_log, self.dt_bias)
+        check_lower_bound(self.lower_bound)
+
+    def __call__(self, x: Float[Tensor, "B T HV K"]) -> Float[Tensor, "B T HV K"]:
+        x = x + _per_channel(self.dt_bias, x)
+        root = _root_rate(self.A_log, x)
+        return self.lower_bound * torch.sigmoid(root * (root * x))
+
+
+def softplus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), to rounding at both ends.
+
+    log(1 + exp(x)) as written is 0 below x = -17 in fp32, and a decay of 1e-8 a token matters over a
+    million of them; torch.nn.functional.softplus returns x itself above 20, which fp64 would notice.
+    """
+    return torch.logaddexp(x, torch.zeros_like(x))
+
+
+def _root_rate(A_log: Tensor, like: Tensor) -> Float[Tensor, "HV 1"]:
+    """sqrt(exp(A_log)), applied twice by the gates: exp(90) alone is inf in fp32, and inf * 0 is NaN."""
+    return rearrange(torch.exp(A_log.to(like.dtype).flatten() / 2), "hv -> hv 1")
+
+
+def _per_channel(dt_bias: Tensor, like: Tensor) -> Float[Tensor, "HV K"]:
+    return dt_bias.to(like.dtype).reshape(like.shape[-2:])
