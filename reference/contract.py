@@ -24,6 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
+from types import UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import torch
@@ -69,13 +70,13 @@ def check_inputs(
     _check_tensors(q=q, k=k, v=v, g=g, beta=beta)
     dims = _check_shapes(q, k, v, g, beta)
     _check_dtypes(q, k, v, g, beta)
-    _check_devices(q, k=k, v=v, g=g, beta=beta, initial_state=initial_state)
+    _check_devices(q, k=k, v=v, g=g, beta=beta)
     if scale is not None:
         _check_scale(scale)
     if cu_seqlens is not None:
         dims = dims._replace(N=_check_packing(cu_seqlens, dims.B))
     if initial_state is not None:
-        _check_state("initial_state", initial_state, q.dtype, dims)
+        _check_state("initial_state", initial_state, q, dims)
     if front_end is not None:
         _check_front_end(front_end, q, dims)
     return dims
@@ -115,14 +116,15 @@ def check_output_grads(do: Tensor, dht: Tensor | None, q: Tensor, dims: Dims) ->
     _check_shape("do", do, "[B, T, HV, V]", (dims.B, dims.T, dims.HV, dims.V))
     if not do.is_floating_point():
         _reject_type("do", "a floating point dtype", f"{do.dtype}")
-    _check_devices(q, do=do, dht=dht)
+    _check_devices(q, do=do)
     if dht is not None:
-        _check_state("dht", dht, q.dtype, dims)
+        _check_state("dht", dht, q, dims)
 
 
 def check_chunk_size(chunk_size: int) -> None:
     """Chunks are powers of two, because every stage halves them."""
-    if isinstance(chunk_size, bool) or chunk_size not in CHUNK_SIZES:
+    _check_number("chunk_size", chunk_size, int, f"one of {CHUNK_SIZES}")
+    if chunk_size not in CHUNK_SIZES:
         _reject("chunk_size", f"one of {CHUNK_SIZES}", f"{chunk_size!r}")
 
 
@@ -141,7 +143,8 @@ def check_gate_parameters(A_log: Tensor, dt_bias: Tensor) -> None:
 
 def check_lower_bound(lower_bound: float) -> None:
     """A bounded gate lies in (lower_bound, 0)."""
-    if not (isinstance(lower_bound, int | float) and -math.inf < lower_bound < 0):
+    _check_number("lower_bound", lower_bound, int | float, "a finite negative number")
+    if not -math.inf < lower_bound < 0:
         _reject("lower_bound", "a finite negative number", f"{lower_bound!r}")
 
 
@@ -153,7 +156,8 @@ def check_choice(name: str, value: Any, choices: Sequence[Any]) -> None:
 
 def check_positive(name: str, value: float) -> None:
     """Check a number that must be positive and finite."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    _check_number(name, value, int | float, "a positive finite number")
+    if not 0 < value < math.inf:
         _reject(name, "a positive finite number", f"{value!r}")
 
 
@@ -191,17 +195,21 @@ def _check_dtypes(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> N
             _reject_type(name, " or ".join(sorted(wanted)), f"{x.dtype}")
 
 
-def _check_devices(q: Tensor, **others: Tensor | None) -> None:
+def _check_devices(q: Tensor, **others: Tensor) -> None:
     for name, x in others.items():
-        if x is not None and x.device != q.device:
+        if x.device != q.device:
             _reject(name, f"on the device of q, {q.device}", f"{x.device}")
 
 
 def _check_scale(scale: float) -> None:
-    if isinstance(scale, bool) or not isinstance(scale, int | float):
-        _reject_type("scale", "a number, or None for K ** -0.5", type(scale).__name__)
+    _check_number("scale", scale, int | float, "a number, or None for K ** -0.5")
     if not math.isfinite(scale):
         _reject("scale", "a finite number", f"{scale}")
+
+
+def _check_number(name: str, value: Any, kinds: type | UnionType, want: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        _reject_type(name, want, f"{value!r}, a {type(value).__name__}")
 
 
 def _check_packing(cu_seqlens: Tensor, B: int) -> int:
@@ -215,16 +223,19 @@ def _check_packing(cu_seqlens: Tensor, B: int) -> int:
     return len(cu_seqlens) - 1
 
 
-def _check_state(name: str, state: Tensor, dtype: torch.dtype, dims: Dims) -> None:
+def _check_state(name: str, state: Tensor, q: Tensor, dims: Dims) -> None:
     _check_tensors(**{name: state})
     _check_shape(name, state, "[N, HV, K, V]", (dims.N, dims.HV, dims.K, dims.V))
-    if state.dtype != compute_dtype(dtype):
-        _reject_type(name, f"{compute_dtype(dtype)} for {dtype} inputs", f"{state.dtype}")
+    if state.dtype != compute_dtype(q.dtype):
+        _reject_type(name, f"{compute_dtype(q.dtype)} for {q.dtype} inputs", f"{state.dtype}")
+    _check_devices(q, **{name: state})
 
 
 def _check_front_end(front_end: FrontEnd, q: Tensor, dims: Dims) -> None:
-    if not hasattr(front_end, "gate"):
-        _reject_type("front_end", "a FrontEnd", type(front_end).__name__)
+    from .front_end import FrontEnd  # that module checks its own arguments here, so it cannot be imported above
+
+    if not isinstance(front_end, FrontEnd):
+        _reject_type("front_end", "a FrontEnd or None", type(front_end).__name__)
     if front_end.gate is None:
         return
     A_log, dt_bias = front_end.gate.A_log, front_end.gate.dt_bias

@@ -9,6 +9,7 @@ sets its steepness, not its rate.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -66,7 +67,9 @@ def softplus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
     log(1 + exp(x)) as written is 0 below x = -17 in fp32, and a decay of 1e-8 a token matters over a
     million of them; torch.nn.functional.softplus returns x itself above 20, which fp64 would notice.
     """
-    return torch.logaddexp(x, torch.zeros_like(x))
+    smallest = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
+    x = x.clamp(min=math.log(smallest) - 1)  # the result is 0 from here on; a gradient stays clear of inf * 0
+    return -torch.nn.functional.logsigmoid(-x)
 
 
 def _root_rate(A_log: Tensor, like: Tensor) -> Float[Tensor, "HV 1"]:

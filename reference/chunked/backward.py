@@ -130,7 +130,7 @@ def chunk_kda_backward(
     *,
     scale: float | None = None,
     initial_state: Float[Tensor, "N HV K V"] | None = None,
-    cu_seqlens: Int[Tensor, N + 1] | None = None,
+    cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
     chunk_size: int = CHUNK_SIZE,
 ) -> KDAGradients:
     """Gradients of <o, do> + <final_state, dht> for the operator's inputs, from the chunk form.

@@ -84,7 +84,7 @@ def chunk_kda(
     scale: float | None = None,
     initial_state: Float[Tensor, "N HV K V"] | None = None,
     output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, N + 1] | None = None,
+    cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
     chunk_size: int = CHUNK_SIZE,
 ) -> tuple[Float[Tensor, "B T HV V"], Float[Tensor, "N HV K V"] | None]:
     """Kimi Delta Attention in chunks of matrix products: the function of `recurrent_kda`, O(T C) work.
@@ -125,7 +125,7 @@ def chunk_stages(
     front_end: FrontEnd | None = None,
     scale: float | None = None,
     initial_state: Float[Tensor, "N HV K V"] | None = None,
-    cu_seqlens: Int[Tensor, N + 1] | None = None,
+    cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
     chunk_size: int = CHUNK_SIZE,
 ) -> ChunkStages:
     """All intermediates of `chunk_kda` for the same arguments, by name."""

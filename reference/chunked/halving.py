@@ -48,7 +48,7 @@ def siblings(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return left, right
 
 
-def cut(x: Float[Tensor, "*batch C K"], h: int) -> Float[Tensor, "*batch C/h h K"]:
+def cut(x: Float[Tensor, "*batch C K"], h: int) -> Float[Tensor, "*batch C//{h} {h} K"]:
     """Cut a chunk into blocks of h tokens."""
     return rearrange(x, "... (b h) k -> ... b h k", h=h)
 
@@ -166,7 +166,7 @@ def cross_blocks(M: Float[Tensor, "*batch C C"], h: int) -> Float[Tensor, "*batc
     return on_diagonal[..., h:, :h]
 
 
-def merge(blocks: Float[Tensor, "*batch 2p h h"], cross: Float[Tensor, "*batch p h h"]) -> Tensor:
+def merge(blocks: Float[Tensor, "*batch two_p h h"], cross: Float[Tensor, "*batch p h h"]) -> Tensor:
     """[[left, 0], [cross, right]] for each pair of diagonal blocks: [..., p, 2h, 2h]."""
     left, right = siblings(blocks)
     top = torch.cat([left, torch.zeros_like(cross)], dim=-1)

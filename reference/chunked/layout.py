@@ -26,11 +26,11 @@ class ChunkLayout:
 
     chunk_size: int
     shape: tuple[int, int]  # B, T of the inputs
-    segment: Int[Tensor, N]  # each chunk's segment
-    index: Int[Tensor, N]  # and its place in that segment
-    rows: Int[Tensor, N * C]  # the token that each chunk row reads; B * T stands for a zero row
-    home: Int[Tensor, B * T]  # the chunk row that each token went to; N * C stands for a zero row
-    order: Int[Tensor, segments]  # segments, longest first: the order of states during the pass
+    segment: Int[Tensor, " N"]  # each chunk's segment
+    index: Int[Tensor, " N"]  # and its place in that segment
+    rows: Int[Tensor, " NC"]  # the token that each chunk row reads; B * T stands for a zero row
+    home: Int[Tensor, " BT"]  # the chunk row that each token went to; N * C stands for a zero row
+    order: Int[Tensor, " segments"]  # segments, longest first: the order of states during the pass
     steps: tuple[slice, ...]  # chunks of each step of the state pass
 
     @property

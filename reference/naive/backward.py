@@ -113,7 +113,7 @@ def recurrent_kda_backward(
     *,
     scale: float | None = None,
     initial_state: Float[Tensor, "N HV K V"] | None = None,
-    cu_seqlens: Int[Tensor, N + 1] | None = None,
+    cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
 ) -> KDAGradients:
     """Gradients of <o, do> + <final_state, dht> for the operator's inputs, by the reverse recurrence.
 

@@ -73,7 +73,7 @@ def recurrent_kda(
     scale: float | None = None,
     initial_state: Float[Tensor, "N HV K V"] | None = None,
     output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, N + 1] | None = None,
+    cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
 ) -> tuple[Float[Tensor, "B T HV V"], Float[Tensor, "N HV K V"] | None]:
     """Kimi Delta Attention, token by token: the definition that every other tier is measured against.
 
