@@ -1,0 +1,1 @@
+"""The `kimi-linear` command line."""

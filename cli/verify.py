@@ -1,0 +1,199 @@
+"""`kimi-linear verify`: does every tier that this machine can run compute the same function?
+
+Each case has inputs, the fp64 recurrence as truth, and the rounding envelope of those inputs as limit
+(`kimi_linear.conformance.envelope`). Exact cases have the limit 0.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..conformance import (
+    GRADIENT_RATIO_LIMIT,
+    RATIO_LIMIT,
+    envelope,
+    error_ratio,
+    in_precision,
+    rms,
+    rounded_runs,
+)
+from ..reference.chunked import chunk_kda, chunk_kda_backward
+from ..reference.naive import recurrent_kda, recurrent_kda_backward
+from .activations import layer_inputs, shipped_text
+
+TOKENS = 200  # of the text: three chunks of 64 and a bit, in a quarter of a minute on two cores
+SAMPLES = 4  # rounded runs an envelope; half of the tests', at real head sizes
+
+Operator = Callable[..., Any]  # returns a tuple of tensors
+
+
+@dataclass(frozen=True)
+class Tier:
+    """An implementation: its forward, its adjoint, and the dtype it is run in."""
+
+    name: str
+    forward: Operator
+    backward: Operator
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True)
+class VerifyCase:
+    """One input. `gradients` judges the adjoint instead of the outputs; `exact` allows no error."""
+
+    name: str
+    inputs: tuple[Tensor, ...]  # q, k, v, g, beta in fp64, all of them values of fp32
+    options: dict[str, Any] = field(default_factory=dict)
+    gradients: bool = False
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. Errors are relative to the result's rms, at the row nearest its limit."""
+
+    case: str
+    tier: str
+    error: float
+    limit: float
+    ok: bool
+
+
+def tiers() -> list[Tier]:
+    """Every tier that runs here."""
+    chunked = [
+        Tier(
+            f"chunked, C={C}, {name}",
+            functools.partial(chunk_kda, chunk_size=C),
+            functools.partial(chunk_kda_backward, chunk_size=C),
+            dtype,
+        )
+        for C, name, dtype in (
+            (64, "fp64", torch.float64),
+            (64, "fp32", torch.float32),
+            (16, "fp32", torch.float32),
+        )
+    ]
+    return [Tier("naive, fp32", recurrent_kda, recurrent_kda_backward, torch.float32), *chunked]
+
+
+def verify_cases() -> list[VerifyCase]:
+    """Real activations first, then what text seldom has: grouped heads, strong gates, integers."""
+    x = layer_inputs(shipped_text()[:TOKENS])
+    rule = layer_inputs(shipped_text().split(b"\n\n")[3][:TOKENS])
+    raw, repeated = _double(x[:5]), _double(rule[:5])
+    softplus, bounded = {"front_end": x.softplus}, {"front_end": x.bounded}
+    q, k, g, beta = x.softplus(raw[0], raw[1], raw[3], raw[4])
+    packed = {"front_end": x.softplus, "cu_seqlens": torch.tensor([0, 50, 50, 51, 130]), **_state(4)}
+    direct = _double((q[:, :128], k[:, :128], raw[2][:, :128], g[:, :128], beta[:, :128]))
+    return [
+        VerifyCase("text, softplus gate", raw, softplus),
+        VerifyCase("text, bounded gate", raw, bounded),
+        VerifyCase("repeated characters", repeated, softplus),
+        VerifyCase("text, packed, with states", raw, packed),
+        VerifyCase("text, gradients", direct, _state(1), gradients=True),
+        VerifyCase("random, grouped heads", *_random_case()),
+        VerifyCase("integers, exact", *_integer_case(), exact=True),
+    ]
+
+
+def verify_rows(progress: Callable[[str], None]) -> Iterator[Row]:
+    """Judge every case in every tier; `progress` is told what comes next."""
+    for case in verify_cases():
+        progress(f"{case.name}: truth and limits")
+        exact, bounds = _truth(case)
+        for tier in tiers():
+            progress(f"{case.name}: {tier.name}")
+            yield _judge(case, tier, exact, bounds)
+
+
+def steps() -> int:
+    """How often `verify_rows` reports progress."""
+    return len(verify_cases()) * (1 + len(tiers()))
+
+
+def run_tier(case: VerifyCase, tier: Tier) -> list[Tensor]:
+    """o and the final state, or the gradients, each as rows of channels."""
+    inputs = [y.to(tier.dtype) for y in case.inputs]
+    options = dict(case.options)
+    if "initial_state" in options:
+        options["initial_state"] = options["initial_state"].to(tier.dtype)
+    if not case.gradients:
+        return list(tier.forward(*inputs, **options, output_final_state=True))
+    do, dht = (torch.ones_like(inputs[2]), torch.ones_like(options["initial_state"]))
+    *grads, dbeta, dh0 = tier.backward(*inputs, do, dht, **options)
+    return [*grads, dbeta[..., None], dh0]
+
+
+def _truth(case: VerifyCase) -> tuple[list[Tensor], list[Tensor]]:
+    """The fp64 recurrence, and fp32 envelopes from the roundings of the recurrence and of the chunk form."""
+    naive = Tier("truth", recurrent_kda, recurrent_kda_backward, torch.float64)
+    chunked = Tier("chunks", chunk_kda, chunk_kda_backward, torch.float64)
+    exact = run_tier(case, naive)
+    if case.exact:
+        return exact, [torch.zeros_like(y[..., 0]) for y in exact]
+    runs = [rounded_runs(functools.partial(run_tier, case, tier), samples=SAMPLES) for tier in (naive, chunked)]
+    bounds = [envelope(y, a + b) for y, a, b in zip(exact, *runs, strict=True)]
+    return exact, bounds
+
+
+def _judge(case: VerifyCase, tier: Tier, exact: list[Tensor], bounds: list[Tensor]) -> Row:
+    factor = GRADIENT_RATIO_LIMIT if case.gradients else RATIO_LIMIT
+    worst = Row(case.name, tier.name, 0.0, 0.0, ok=True)
+    worst_ratio = -1.0
+    for got, truth, bound in zip(run_tier(case, tier), exact, bounds, strict=True):
+        limit = factor * in_precision(bound, torch.float32, tier.dtype)
+        ratio = error_ratio(got, truth, limit).flatten()
+        at = int(ratio.argmax())
+        if ratio[at] > worst_ratio:
+            worst_ratio = ratio[at].item()
+            size = truth.square().mean().sqrt()
+            error = (rms(got.to(torch.float64) - truth).flatten()[at] / size).item()
+            worst = Row(case.name, tier.name, error, (limit.flatten()[at] / size).item(), worst_ratio <= 1)
+    return worst
+
+
+def _double(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    return tuple(y.float().double() for y in tensors)
+
+
+def _state(N: int) -> dict[str, Tensor]:
+    x = layer_inputs(b"state")
+    shape = (N, x.v.shape[2], x.q.shape[3], x.v.shape[3])
+    return {"initial_state": torch.randn(shape, generator=torch.Generator().manual_seed(1)).double()}
+
+
+def _random_case() -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """Two value heads a key head, K and V odd and unequal, gates from mild to minus infinity by channel."""
+    rng = torch.Generator().manual_seed(2)
+    B, T, H, HV, K, V = 2, 100, 2, 4, 28, 20
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng)
+
+    q, k = (torch.nn.functional.normalize(normal(B, T, H, K), dim=-1) for _ in range(2))
+    strength = torch.tensor([1e-3, 0.1, 1.0, 30.0, 1e3, torch.inf]).repeat(5)[:K]
+    g = -strength * normal(B, T, HV, K).abs().clamp(min=1e-3)
+    beta = 2 * torch.rand(B, T, HV, generator=rng)
+    h0 = normal(B, HV, K, V).double()
+    return _double((q, k, normal(B, T, HV, V), g, beta)), {"initial_state": h0}
+
+
+def _integer_case() -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+    """One-hot keys, beta in {0, 1}, g in {0, -1e4}: every intermediate is a small integer, in any precision."""
+    rng = torch.Generator().manual_seed(3)
+    B, T, H, K, V = 2, 150, 2, 8, 5
+
+    def integers(low: int, high: int, *shape: int) -> Tensor:
+        return torch.randint(low, high + 1, shape, generator=rng)
+
+    k = torch.nn.functional.one_hot(integers(0, K - 1, B, T, H), K) * (2 * integers(0, 1, B, T, H, 1) - 1)
+    g = torch.where(integers(0, 19, B, T, H, K) == 0, -1e4, 0.0)
+    inputs = (integers(-2, 2, B, T, H, K), k, integers(-3, 3, B, T, H, V), g, integers(0, 1, B, T, H))
+    return _double(inputs), {"initial_state": integers(-3, 3, B, H, K, V).double(), "scale": 0.5}
