@@ -1,0 +1,85 @@
+"""The judge of the other tests: it accepts what is correct, and rejects what is not by much."""
+
+import dataclasses
+
+import pytest
+import torch
+from test_exact import LONG
+
+from cases import draw_inputs
+from judge import assert_within_envelope, bounds_of
+from kimi_linear.conformance import Rounding, envelope, error_ratio, rms, rounded_runs, unit_roundoff
+from kimi_linear.reference.naive import recurrent_kda
+
+
+def test_rounding_leaves_fp64_results_on_a_moved_fp32_grid():
+    x = torch.rand(1000, dtype=torch.float64)
+    with Rounding(torch.float32, seed=0):
+        y = x * 1
+        view = y[10:20].reshape(2, 5)
+    error = (y - x).abs() / x
+    assert 0 < error.max() <= 2**-24
+    assert torch.equal(view.flatten(), y[10:20])
+
+
+def test_equal_numbers_get_equal_errors():
+    x = torch.full((50,), 1 / 3, dtype=torch.float64)
+    with Rounding(torch.float32, seed=0):
+        y = x * 1
+    assert y.unique().numel() == 1
+    assert y[0] != x[0]
+
+
+def test_a_contraction_is_charged_for_terms_that_cancel():
+    x = torch.tensor([[1.0, 1e4, -1e4]], dtype=torch.float64)
+    ones = torch.ones(3, 1, dtype=torch.float64) / 3
+    runs = rounded_runs(lambda: [x @ ones])[0]
+    assert max((run - x @ ones).abs().item() for run in runs) > 1e4 * 2**-26
+
+
+def test_samples_differ_and_repeat_with_the_seed():
+    x = torch.rand(5, dtype=torch.float64)
+    first, again, other = (rounded_runs(lambda: [x * x], seed=s)[0] for s in (0, 0, 100))
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not torch.equal(first[0], other[0])
+    assert not torch.equal(first[0], first[1])
+
+
+@pytest.mark.parametrize("slip", ["gate", "beta", "state", "k"])
+def test_one_tensor_kept_in_bf16_is_rejected_in_fp32(slip):
+    x = draw_inputs(dataclasses.replace(LONG, keys="random"))
+    exact = x.call(recurrent_kda)
+    bounds = bounds_of(exact, lambda: x.call(recurrent_kda))
+    field = {"gate": "g", "beta": "beta", "state": "h0", "k": "k"}[slip]
+    rounded = dataclasses.replace(x, **{field: getattr(x, field).bfloat16().double()})
+    with pytest.raises(AssertionError, match="ratio"):
+        assert_within_envelope(rounded.to(torch.float32).call(recurrent_kda), exact, bounds)
+
+
+def test_an_error_in_one_row_is_found_though_the_rest_is_exact():
+    x = draw_inputs(LONG)
+    exact = x.call(recurrent_kda)
+    bounds = bounds_of(exact, lambda: x.call(recurrent_kda))
+    o, S = x.to(torch.float32).call(recurrent_kda)
+    o[1, 60, 2] *= 1.001
+    with pytest.raises(AssertionError, match=r"result 0: .* at row \[1, 60, 2\]"):
+        assert_within_envelope((o, S), exact, bounds)
+
+
+def test_a_ratio_of_what_is_not_finite_is_infinite_and_of_an_exact_zero_is_zero():
+    exact = torch.zeros(3, 4, dtype=torch.float64)
+    limit = envelope(exact, [exact])
+    assert error_ratio(exact, exact, limit).tolist() == [0, 0, 0]
+    got = exact.clone()
+    got[0, 0], got[1, 0] = torch.nan, torch.inf
+    assert error_ratio(got, exact, limit).tolist() == [torch.inf, torch.inf, 0]
+
+
+def test_rms_neither_overflows_nor_vanishes():
+    x = torch.tensor([[3e200, 4e200], [3e-200, 4e-200], [0.0, 0.0]], dtype=torch.float64)
+    assert torch.allclose(rms(x), torch.tensor([5e200, 5e-200, 0], dtype=torch.float64) / 2**0.5, rtol=1e-14, atol=0)
+
+
+def test_unit_roundoff_is_half_an_ulp_of_one():
+    assert unit_roundoff(torch.float32) == 2**-24
+    assert unit_roundoff(torch.bfloat16) == 2**-8
