@@ -1,0 +1,121 @@
+"""`kimi-linear verify`: true inputs, a table, JSON, and an exit code that means something."""
+
+import json
+from functools import partial
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from kimi_linear.cli import verify
+from kimi_linear.cli.activations import layer_inputs, shipped_text, short_conv
+from kimi_linear.cli.main import app
+from kimi_linear.reference.chunked import chunk_kda, chunk_kda_backward
+
+SMALL_CASES = {"random, grouped heads", "integers, exact"}
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Only the cases that take no time."""
+    cases = [case for case in verify.verify_cases() if case.name in SMALL_CASES]
+    assert len(cases) == len(SMALL_CASES)
+    monkeypatch.setattr(verify, "verify_cases", lambda: cases)
+    return cases
+
+
+def plant(monkeypatch, change):
+    """Make one tier wrong: `change` edits its inputs."""
+
+    def broken(q, k, v, g, beta, **options):
+        return chunk_kda(*change(q, k, v, g, beta), **options)
+
+    tier = verify.Tier("planted", broken, chunk_kda_backward, torch.float32)
+    monkeypatch.setattr(verify, "tiers", lambda: [tier])
+
+
+@pytest.mark.slow
+def test_verify_passes_and_writes_the_same_table_as_json(tmp_path):
+    result = CliRunner().invoke(app, ["verify", "--json", str(tmp_path / "report.json")])
+    assert result.exit_code == 0, result.output
+    report = json.loads((tmp_path / "report.json").read_text())
+    cases = {row["case"] for row in report["rows"]}
+    assert report["ok"]
+    assert len(report["rows"]) == len(verify.verify_cases()) * len(verify.tiers())
+    assert all(case in result.output for case in cases)
+    assert {"text, softplus gate", "text, bounded gate", "repeated characters"} <= cases
+    assert report["versions"]["torch"] == torch.__version__
+    for row in report["rows"]:
+        assert row["error"] <= row["limit"]
+        assert row["limit"] > 0 or row["case"] == "integers, exact"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q, k, v, g, beta: (q, k, v, g, beta.bfloat16().float()),
+        lambda q, k, v, g, beta: (q, k, v, g.roll(1, dims=1), beta),
+        lambda q, k, v, g, beta: (q.flip(2), k, v, g, beta),
+    ],
+    ids=["beta kept in bf16", "gate of the token before", "query heads swapped"],
+)
+def test_a_wrong_tier_fails_with_exit_code_1(small, monkeypatch, change):
+    plant(monkeypatch, change)
+    result = CliRunner().invoke(app, ["verify"])
+    assert result.exit_code == 1
+    assert "NO" in result.output
+
+
+def test_a_tier_that_gives_nan_fails(small, monkeypatch):
+    plant(monkeypatch, lambda q, k, v, g, beta: (q * float("nan"), k, v, g, beta))
+    rows = list(verify.verify_rows(lambda _: None))
+    assert not any(row.ok for row in rows)
+    assert all(row.error != row.error or row.error > row.limit for row in rows)
+
+
+def test_a_json_file_in_a_missing_folder_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(verify, "verify_cases", lambda: pytest.fail("work was done"))
+    result = CliRunner().invoke(app, ["verify", "--json", str(tmp_path / "missing" / "report.json")])
+    assert result.exit_code == 2
+    assert "existing folder" in result.output
+
+
+def test_progress_is_reported_as_often_as_announced(small):
+    heard = []
+    rows = list(verify.verify_rows(heard.append))
+    assert len(heard) == verify.steps()
+    assert len(rows) == len(small) * len(verify.tiers())
+
+
+def test_layer_inputs_are_those_of_a_causal_layer_and_the_same_every_time():
+    text = shipped_text()[:40]
+    x, again, longer = layer_inputs(text), layer_inputs(text), layer_inputs(text + b"more")
+    for a, b, c in zip(x[:5], again[:5], longer[:5], strict=True):
+        assert torch.equal(a, b)
+        assert torch.allclose(a, c[:, :40], rtol=1e-5, atol=1e-6)
+    assert x.q.shape == x.g.shape == (1, 40, 2, 128)
+    q, k, g, beta = x.softplus(*(x[i] for i in (0, 1, 3, 4)))
+    assert (g <= 0).all()
+    assert 0 < beta.min() < beta.max() < 1
+
+
+def test_short_conv_sees_four_tokens_and_none_ahead():
+    x, weight = torch.zeros(1, 10, 1), torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    x[0, 3] = 1
+    before_silu = [4.0, 3.0, 2.0, 1.0]
+    got = short_conv(x, weight)[0, :, 0]
+    assert got[:3].tolist() == [0, 0, 0]
+    assert torch.allclose(got[3:7], torch.nn.functional.silu(torch.tensor(before_silu)))
+    assert not got[7:].any()
+
+
+def test_the_text_repeats_characters_where_a_case_says_so():
+    rule = shipped_text().split(b"\n\n")[3]
+    assert b"0" * 40 in rule
+    assert b"-" * 60 in rule
+
+
+def test_tiers_differ_in_what_they_run():
+    forwards = [(tier.forward.func, tier.forward.keywords["chunk_size"]) if isinstance(tier.forward, partial)
+                else (tier.forward, None) for tier in verify.tiers()]  # fmt: skip
+    assert len({(*forward, tier.dtype) for forward, tier in zip(forwards, verify.tiers(), strict=True)}) == 4
