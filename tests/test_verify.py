@@ -94,7 +94,7 @@ def test_layer_inputs_are_those_of_a_causal_layer_and_the_same_every_time():
         assert torch.equal(a, b)
         assert torch.allclose(a, c[:, :40], rtol=1e-5, atol=1e-6)
     assert x.q.shape == x.g.shape == (1, 40, 2, 128)
-    q, k, g, beta = x.softplus(*(x[i] for i in (0, 1, 3, 4)))
+    _, _, g, beta = x.softplus(*(x[i] for i in (0, 1, 3, 4)))
     assert (g <= 0).all()
     assert 0 < beta.min() < beta.max() < 1
 
