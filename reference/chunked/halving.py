@@ -53,11 +53,6 @@ def cut(x: Float[Tensor, "*batch C K"], h: int) -> Float[Tensor, "*batch C//{h} 
     return rearrange(x, "... (b h) k -> ... b h k", h=h)
 
 
-def join_siblings(left: Tensor, right: Tensor) -> Tensor:
-    """Adjoint of `cut` and `siblings`: put the blocks of each pair end to end, [..., C, K]."""
-    return rearrange([left, right], "two ... p h k -> ... (p two h) k")
-
-
 def cumulative_gate(g: Float[Tensor, "*batch C K"]) -> Decays:
     """Stage 1: the cumulative gate G, and all decays between tokens of a chunk.
 
@@ -125,7 +120,7 @@ def decayed_products_backward(
     decays: Decays,
 ) -> tuple[Float[Tensor, "*batch C K"], Float[Tensor, "*batch C K"], list[Level]]:
     """Adjoint of `decayed_products` below the diagonal: dx, dy, and the gradients of each level's log decays."""
-    dx, dy, dlevels = torch.zeros_like(x), torch.zeros_like(y), []
+    dx, dy, dlevels = torch.zeros_like(cut(x, 1)), torch.zeros_like(cut(y, 1)), []
     for level in decays.levels:
         h = level.into_right.shape[-2]
         x_right = siblings(cut(x, h))[1] * level.into_right
@@ -134,9 +129,11 @@ def decayed_products_backward(
         dx_right = einsum(dcross, y_left, "... p i j, ... p j k -> ... p i k")
         dy_left = einsum(dcross, x_right, "... p i j, ... p i k -> ... p j k")
         dlevels.append(Level(x_right * dx_right, y_left * dy_left))
-        dx = dx + join_siblings(torch.zeros_like(dx_right), dx_right * level.into_right)
-        dy = dy + join_siblings(dy_left * level.out_of_left, torch.zeros_like(dy_left))
-    return dx, dy, dlevels
+        left, right = siblings(dx)
+        dx = torch.cat([left, right + dx_right * level.into_right], dim=-2)
+        left, right = siblings(dy)
+        dy = torch.cat([left + dy_left * level.out_of_left, right], dim=-2)
+    return dx.squeeze(-3), dy.squeeze(-3), dlevels
 
 
 def invert_unit_lower(A: Float[Tensor, "*batch C C"]) -> Float[Tensor, "*batch C C"]:
