@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cases import Case, Inputs, draw_inputs, normal, offsets
 from judge import assert_same_bits
 from kimi_linear.reference.chunked import chunk_kda, halving
-from kimi_linear.reference.chunked.forward import run_stages
+from kimi_linear.reference.chunked.forward import run_all_stages
 from kimi_linear.reference.contract import Dims
 from kimi_linear.reference.naive import kda_scan, recurrent_kda
 from kimi_linear.reference.operands import Operands
@@ -67,7 +67,7 @@ def test_the_chunk_form_equals_the_recurrence_modulo_a_prime(seed, T, chunk_size
     x = residues(seed, T)
     with Modular():
         o, S = kda_scan(x.q, x.k, x.v, x.g, x.beta, scale=x.scale, S=x.h0)
-        stages = run_stages(x, chunk_size)
+        stages = run_all_stages(x, chunk_size)
         got = stages.by_token("o")
     assert torch.equal(got, o)
     assert torch.equal(stages.final_state, S)
@@ -78,7 +78,7 @@ def test_the_chunk_form_equals_the_recurrence_modulo_a_prime(seed, T, chunk_size
 def test_packed_segments_equal_the_recurrence_of_each_modulo_a_prime(seed, lengths, chunk_size):
     x = residues(seed, sum(lengths) + 2, lengths=tuple(lengths))
     with Modular():
-        stages = run_stages(x, chunk_size)
+        stages = run_all_stages(x, chunk_size)
         got = stages.by_token("o")
         for n, (start, end) in enumerate(pairwise(x.offsets)):
             segment = (y[:, start:end] for y in (x.q, x.k, x.v, x.g, x.beta))
@@ -115,7 +115,7 @@ def test_one_wrong_index_breaks_the_equality_modulo_a_prime(bug, monkeypatch):
         )
     with Modular():
         o, _ = kda_scan(x.q, x.k, x.v, x.g, x.beta, scale=x.scale, S=x.h0)
-        got = run_stages(x, 16).by_token("o")
+        got = run_all_stages(x, 16).by_token("o")
     assert not torch.equal(got, o)
 
 

@@ -276,7 +276,7 @@ UNDER_THE_HOOK = """
                 stages = chunk_stages(**call, **options, chunk_size=16)
                 for name in ("G", "A", "Aqk", "T", "w", "u", "v_new", "o_inter", "o_intra", "o"):
                     stages.by_token(name), stages.by_chunk(name)
-                stages.by_chunk("S"), stages.layout.padded
+                stages.by_chunk("S"), stages.final_state
             do, dht = torch.randn_like(call["v"]), None if given is None else torch.randn_like(state)
             recurrent_kda_backward(**call, do=do, dht=dht, initial_state=given)
             chunk_kda_backward(**call, do=do, dht=dht, initial_state=given, chunk_size=16)

@@ -129,11 +129,11 @@ def test_stages_called_one_by_one_give_the_operator():
     decays = cumulative_gate(g)
     T = invert_unit_lower(key_products(beta * k, k, decays))
     w, u = wy_vectors(T, beta * k, beta * v, decays)
-    S, v_new, final_state = state_pass(w, u, k, decays, x.h0, layout)
+    S, v_new, left = state_pass(w, u, k, decays, layout.longest_first(x.h0), layout.steps)
     o_inter, o_intra = chunk_output(q, query_products(q, k, decays), S, v_new, decays)
     o, state = x.call(chunk_kda, chunk_size=32)
     assert_same_bits(layout.join(o_inter + o_intra), o)
-    assert_same_bits(final_state, state)
+    assert_same_bits(layout.segment_order(left), state)
 
 
 def test_layout_splits_and_joins_every_token_once_and_zeroes_the_rest():
@@ -193,3 +193,28 @@ def test_chunk_size_changes_the_result_by_rounding_only():
 
 def test_normal_draws_are_not_all_zero():
     assert normal(torch.Generator().manual_seed(0), 4).abs().min() > 0
+
+
+@pytest.mark.parametrize("lengths", [None, (33, 0, 1, 60)], ids=["batch", "packed"])
+@pytest.mark.parametrize("window", [1, 32 * 4 * 20 * 2])
+def test_windows_over_the_chunks_change_the_result_by_rounding_only(lengths, window, monkeypatch):
+    x = draw_inputs(dataclasses.replace(CASE, B=2 if lengths is None else 1, lengths=lengths))
+    exact = x.call(recurrent_kda)
+    bounds = bounds_of(exact, lambda: x.call(chunk_kda, chunk_size=32))
+    calls = []
+    monkeypatch.setattr("kimi_linear.reference.chunked.forward.WINDOW", window)
+    monkeypatch.setattr(
+        "kimi_linear.reference.chunked.forward.cumulative_gate", lambda g: calls.append(g.shape) or cumulative_gate(g)
+    )
+    assert_within_envelope(x.call(chunk_kda, chunk_size=32), exact, bounds)
+    assert len(calls) > 1
+    assert sum(shape[1] for shape in calls) == len(chunk_stages(*x.args, cu_seqlens=x.cu_seqlens, chunk_size=32).G[0])
+
+
+def test_windows_are_runs_of_steps_of_at_most_so_many_chunks():
+    layout = chunk_layout(1, 500, [0, 100, 200, 500], 16, torch.device("cpu"))
+    groups = list(layout.windows(7))
+    assert [step for group in groups for step in group] == list(layout.steps)
+    assert all(group[-1].stop - group[0].start <= 7 for group in groups)
+    assert len(groups) < len(layout.steps)
+    assert list(layout.windows(1)) == [(step,) for step in layout.steps]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..contract import check_chunk_size, check_output_grads
 from ..operands import KDAGradients, prepare, sum_over_group
-from .forward import CHUNK_SIZE, ChunkStages, run_stages
+from .forward import CHUNK_SIZE, ChunkStages, run_all_stages
 from .halving import Level, cumulative_gate_backward, decayed_products_backward
 
 
@@ -64,7 +64,7 @@ def state_pass_backward(
     """Stage 5': from the last chunk to the first; a segment joins the pass at its own last chunk."""
     k_to_end = x.inputs.k * x.decays.to_end
     chunk_decay = rearrange(x.decays.from_start[..., -1, :], "h n k -> h n k 1")
-    waiting = rearrange(dht[x.layout.order], "s h k v -> h s k v")
+    waiting = x.layout.longest_first(dht)
     dS = waiting[:, :0]
     dv_news, dS_nexts = [out.dv_new[:, :0]], [dS]
     for chunks in reversed(x.layout.steps):
@@ -77,8 +77,7 @@ def state_pass_backward(
     dv_new, dS_next = torch.cat(dv_news[::-1], dim=1), torch.cat(dS_nexts[::-1], dim=1)
     dw = -einsum(dv_new, x.S, "h n c v, h n k v -> h n c k")
     dk_to_end = einsum(x.v_new, dS_next, "h n c v, h n k v -> h n c k")
-    dh0 = torch.cat([dS, waiting[:, dS.shape[1] :]], dim=1)
-    dh0 = rearrange(dh0, "h s k v -> s h k v")[torch.argsort(x.layout.order)]
+    dh0 = x.layout.segment_order([waiting[:, dS.shape[1] :], dS])
     return StatePassGradients(dv_new, dw, dk_to_end, dS_next, dh0)
 
 
@@ -142,7 +141,7 @@ def chunk_kda_backward(
     check_chunk_size(chunk_size)
     x = prepare(q, k, v, g, beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens)
     check_output_grads(do, dht, q, x.dims)
-    stages = run_stages(x, chunk_size)
+    stages = run_all_stages(x, chunk_size)
     out = chunk_output_backward(stages.layout.split(do.to(x.q.dtype)), stages)
     carried = state_pass_backward(out, torch.zeros_like(x.h0) if dht is None else dht, stages)
     chunked, dg = inputs_backward(out, carried, stages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -17,6 +18,7 @@ from .layout import ChunkLayout, chunk_layout
 from .stages import chunk_output, key_products, query_products, state_pass, wy_vectors
 
 CHUNK_SIZE = 64  # tokens; a [64, 64] inverse costs less than the state it saves reading
+WINDOW = 2**21  # elements of a tensor of rows at a time: past that, allocation costs more than arithmetic
 
 
 class ChunkInputs(NamedTuple):
@@ -48,7 +50,7 @@ class ChunkStages(NamedTuple):
     u: Float[Tensor, "HV N C V"]  # stage 4
     S: Float[Tensor, "HV N K V"]  # stage 5: the state at each chunk's start
     v_new: Float[Tensor, "HV N C V"]  # stage 5
-    final_state: Float[Tensor, "segments HV K V"]  # stage 5
+    left: list[Tensor]  # stage 5: states of segments that ended, in the order of `StatePass`
     o_inter: Float[Tensor, "HV N C V"]  # stage 6
     o_intra: Float[Tensor, "HV N C V"]  # stage 6
 
@@ -56,6 +58,11 @@ class ChunkStages(NamedTuple):
     def G(self) -> Float[Tensor, "HV N C K"]:
         """Stage 1: the cumulative gate, natural log."""
         return self.decays.G
+
+    @property
+    def final_state(self) -> Float[Tensor, "segments HV K V"]:
+        """Stage 5: each segment's last state."""
+        return self.layout.segment_order(self.left)
 
     @property
     def o(self) -> Float[Tensor, "HV N C V"]:
@@ -110,9 +117,9 @@ def chunk_kda(
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
     )
-    stages = run_stages(x, chunk_size)
-    o = stages.by_token("o").to(v.dtype)
-    return o, stages.final_state if output_final_state else None
+    layout = chunk_layout(x.dims.B, x.dims.T, x.offsets, chunk_size, x.q.device)
+    o, final_state = run_windows(x, layout)
+    return layout.join(o).to(v.dtype), final_state if output_final_state else None
 
 
 def chunk_stages(
@@ -141,25 +148,49 @@ def chunk_stages(
         initial_state=initial_state,
         cu_seqlens=cu_seqlens,
     )
-    return run_stages(x, chunk_size)
+    return run_all_stages(x, chunk_size)
 
 
-def run_stages(x: Operands, chunk_size: int) -> ChunkStages:
-    """The six stages in order, on prepared operands."""
+def run_all_stages(x: Operands, chunk_size: int) -> ChunkStages:
+    """The six stages over all chunks at once."""
     layout = chunk_layout(x.dims.B, x.dims.T, x.offsets, chunk_size, x.q.device)
-    y = cut_inputs(x, layout)
+    return run_stages(x, layout, layout.longest_first(x.h0), layout.steps)
+
+
+def run_windows(
+    x: Operands, layout: ChunkLayout
+) -> tuple[Float[Tensor, "HV N C V"], Float[Tensor, "segments HV K V"]]:
+    """The six stages over a window of chunks at a time: memory for one window, time linear in T."""
+    chunks = WINDOW // (x.dims.HV * layout.chunk_size * max(x.dims.K, x.dims.V))
+    S, left = layout.longest_first(x.h0), []
+    outputs = [x.v.new_zeros(x.dims.HV, 0, layout.chunk_size, x.dims.V)]
+    for steps in layout.windows(chunks):
+        stages = run_stages(x, layout, S, steps)
+        outputs.append(stages.o)
+        *ended, S = stages.left
+        left += ended
+    return torch.cat(outputs, dim=1), layout.segment_order([*left, S])
+
+
+def run_stages(
+    x: Operands, layout: ChunkLayout, S: Float[Tensor, "HV segments K V"], steps: Sequence[slice]
+) -> ChunkStages:
+    """The six stages in order over the chunks of some steps, from the states S before the first of them."""
+    start, stop = (steps[0].start, steps[-1].stop) if steps else (0, 0)
+    y = cut_inputs(x, layout, slice(start, stop))
     decays = cumulative_gate(y.g)  # stage 1
     A = key_products(y.beta_k, y.k, decays)  # stage 2
     Aqk = query_products(y.q, y.k, decays)  # stage 2
     T = invert_unit_lower(A)  # stage 3
     w, u = wy_vectors(T, y.beta_k, y.beta_v, decays)  # stage 4
-    S, v_new, final_state = state_pass(w, u, y.k, decays, x.h0, layout)  # stage 5
-    o_inter, o_intra = chunk_output(y.q, Aqk, S, v_new, decays)  # stage 6
-    return ChunkStages(layout, y, decays, A, Aqk, T, w, u, S, v_new, final_state, o_inter, o_intra)
+    own_steps = [slice(step.start - start, step.stop - start) for step in steps]
+    starts, v_new, left = state_pass(w, u, y.k, decays, S, own_steps)  # stage 5
+    o_inter, o_intra = chunk_output(y.q, Aqk, starts, v_new, decays)  # stage 6
+    return ChunkStages(layout, y, decays, A, Aqk, T, w, u, starts, v_new, left, o_inter, o_intra)
 
 
-def cut_inputs(x: Operands, layout: ChunkLayout) -> ChunkInputs:
+def cut_inputs(x: Operands, layout: ChunkLayout, chunks: slice) -> ChunkInputs:
     """Cut the operands into chunks and fold scale and beta into the rows they multiply."""
-    q, k, v, g, beta = (layout.split(y) for y in (x.q, x.k, x.v, x.g, x.beta))
+    q, k, v, g, beta = (layout.split(y, chunks) for y in (x.q, x.k, x.v, x.g, x.beta))
     beta = rearrange(beta, "h n c -> h n c 1")
     return ChunkInputs(x.scale * q, k, v, beta, beta * k, beta * v, g)

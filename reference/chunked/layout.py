@@ -12,11 +12,13 @@ so that a step of the state pass, chunk n of every segment that has one, is a pl
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import torch
-from jaxtyping import Int
+from einops import rearrange
+from jaxtyping import Float, Int
 from torch import Tensor
 
 
@@ -33,26 +35,45 @@ class ChunkLayout:
     order: Int[Tensor, " segments"]  # segments, longest first: the order of states during the pass
     steps: tuple[slice, ...]  # chunks of each step of the state pass
 
-    @property
-    def padded(self) -> bool:
-        """Whether some chunk row is no token, or some token in no chunk."""
-        B, T = self.shape
-        return bool((self.rows == B * T).any()) or bool((self.home == len(self.rows)).any())
+    def windows(self, chunks: int) -> Iterator[tuple[slice, ...]]:
+        """The steps in groups of at most so many chunks, or of one step that is larger."""
+        group: list[slice] = []
+        for step in self.steps:
+            if group and step.stop - group[0].start > chunks:
+                yield tuple(group)
+                group = []
+            group.append(step)
+        if group:
+            yield tuple(group)
 
-    def split(self, x: Tensor) -> Tensor:
-        """[B, T, HV, *] to [HV, N, C, *]: rows that are no token are zero, whatever lies beside them."""
+    def split(self, x: Tensor, chunks: slice = slice(None)) -> Tensor:
+        """[B, T, HV, *] to [HV, N, C, *], all chunks or some: rows that are no token are zero."""
+        rows = self.rows.unflatten(0, (len(self.segment), self.chunk_size))[chunks]
         x = x.flatten(0, 1)
-        if self.padded:
-            x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
-        chunks = x.transpose(0, 1).index_select(1, self.rows)
-        return chunks.unflatten(1, (len(self.segment), self.chunk_size))
+        is_token = rows < len(x)
+        padded = not is_token.all()
+        picked = torch.where(is_token, rows, 0) if padded else rows
+        x = rearrange(x.index_select(0, picked.flatten()).unflatten(0, rows.shape), "n c h ... -> h n c ...")
+        if padded:  # a selection, no product with 0: what stands beside the tokens may be NaN
+            is_token = is_token.reshape(*is_token.shape, *[1] * (x.dim() - 3))
+            x = torch.where(is_token, x, torch.zeros_like(x))
+        return x.contiguous()
 
     def join(self, x: Tensor) -> Tensor:
         """[HV, N, C, *] to [B, T, HV, *]: tokens past the last segment are zero."""
         x = x.flatten(1, 2).transpose(0, 1)
-        if self.padded:
+        if bool((self.home == len(self.rows)).any()):
             x = torch.cat([x, x.new_zeros(1, *x.shape[1:])])
         return x.index_select(0, self.home).unflatten(0, self.shape)
+
+    def longest_first(self, h0: Float[Tensor, "segments HV K V"]) -> Float[Tensor, "HV segments K V"]:
+        """States as the state pass carries them."""
+        return rearrange(h0[self.order], "s h k v -> h s k v")
+
+    def segment_order(self, states: list[Tensor]) -> Float[Tensor, "segments HV K V"]:
+        """States in the order they left the pass, the longest segment's last, in the order of the segments."""
+        longest_first = torch.cat(states[::-1], dim=1)
+        return rearrange(longest_first, "h s k v -> s h k v")[torch.argsort(self.order)]
 
 
 def chunk_layout(B: int, T: int, offsets: list[int] | None, chunk_size: int, device: torch.device) -> ChunkLayout:

@@ -23,6 +23,7 @@ Not here: conversion of dtypes, argument checks, cutting tokens into chunks (`ch
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -31,15 +32,18 @@ from jaxtyping import Float
 from torch import Tensor
 
 from .halving import Decays, decayed_products
-from .layout import ChunkLayout
 
 
 class StatePass(NamedTuple):
-    """What stage 5 leaves: the state at each chunk's start, each token's write, the segments' last state."""
+    """What stage 5 leaves: the state at each chunk's start, each token's write, the states of the segments.
+
+    `left` holds, step by step, the states of segments that have no chunk left; its last entry those that
+    were in the pass to its end. Longest segment first in each.
+    """
 
     S: Float[Tensor, "HV N K V"]
     v_new: Float[Tensor, "HV N C V"]
-    final_state: Float[Tensor, "segments HV K V"]
+    left: list[Tensor]  # [HV, segments, K, V]
 
 
 def key_products(
@@ -73,30 +77,30 @@ def state_pass(
     u: Float[Tensor, "HV N C V"],
     k: Float[Tensor, "HV N C K"],
     decays: Decays,
-    h0: Float[Tensor, "segments HV K V"],
-    layout: ChunkLayout,
+    S: Float[Tensor, "HV segments K V"],
+    steps: Sequence[slice],
 ) -> StatePass:
     """Stage 5: carry the state from chunk to chunk, all segments side by side.
 
         v_new = u - w S
         S     = exp(G_C) S + (k exp(G_C - G))^T v_new
 
-    A segment leaves the pass when its chunks end; an empty one leaves before the first step.
+    S holds the states before the first step, longest segment first; a step is the slice of its chunks. A
+    segment leaves when its chunks end, an empty one before the first step.
     """
     k_to_end = k * decays.to_end
     chunk_decay = rearrange(decays.from_start[..., -1, :], "h n k -> h n k 1")
-    S = rearrange(h0[layout.order], "s h k v -> h s k v")
-    starts, writes, finals = [S[:, :0]], [u[:, :0]], []
-    for chunks in layout.steps:
+    starts, writes, left = [S[:, :0]], [u[:, :0]], []
+    for chunks in steps:
         live = chunks.stop - chunks.start
-        finals.append(S[:, live:])
+        left.append(S[:, live:])
         S = S[:, :live]
         starts.append(S)
         v_new = u[:, chunks] - einsum(w[:, chunks], S, "h n c k, h n k v -> h n c v")
         write = einsum(k_to_end[:, chunks], v_new, "h n c k, h n c v -> h n k v")
         S = chunk_decay[:, chunks] * S + write
         writes.append(v_new)
-    return StatePass(torch.cat(starts, 1), torch.cat(writes, 1), _in_segment_order([*finals, S], layout))
+    return StatePass(torch.cat(starts, 1), torch.cat(writes, 1), [*left, S])
 
 
 def chunk_output(
@@ -113,9 +117,3 @@ def chunk_output(
     o_inter = einsum(q * decays.from_start, S, "h n c k, h n k v -> h n c v")
     o_intra = einsum(Aqk, v_new, "h n i j, h n j v -> h n i v")
     return o_inter, o_intra
-
-
-def _in_segment_order(states: list[Tensor], layout: ChunkLayout) -> Float[Tensor, "segments HV K V"]:
-    """States in the order they left the pass (the last to leave is the longest) to segment order."""
-    longest_first = torch.cat(states[::-1], dim=1)
-    return rearrange(longest_first, "h s k v -> s h k v")[torch.argsort(layout.order)]
