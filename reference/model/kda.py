@@ -84,7 +84,8 @@ class KimiDeltaAttention(nn.Module):
             output_final_state=True,
             cu_seqlens=segments.cu_seqlens(x.device),
         )
-        assert S is not None  # asked for above
+        if S is None:
+            raise TypeError("kda must return a final state where output_final_state is true; got None")
         return self.output(o, x), KDAState(conv_q, conv_k, conv_v, S)
 
     def front_end(self) -> FrontEnd:

@@ -15,7 +15,6 @@ from typing import NamedTuple
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..chunked import chunk_kda
 from ..contract import FLOAT_DTYPES, check_choice
@@ -64,7 +63,7 @@ class Embedding(nn.Module):
 
     def forward(self, input_ids: Int[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
         """Look the ids up."""
-        return F.embedding(input_ids, self.weight)
+        return nn.functional.embedding(input_ids, self.weight)
 
 
 class DecoderLayer(nn.Module):
@@ -140,7 +139,7 @@ class KimiLinearModel(nn.Module):
 
 
 class KimiLinearForCausalLM(nn.Module):
-    """Kimi Linear with its LM head. Weights are uninitialised: see `load_tensors`, `initial_tensors`.
+    """Kimi Linear with its LM head. Weights are uninitialised until `load_tensors` fills them.
 
     kda, decode_kda   KDA operators with the contract's signature: for many tokens, and for one a sequence
     router_weights    "unbiased", or "biased" as the code beside the released checkpoint has it (`moe`)

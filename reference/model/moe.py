@@ -20,7 +20,6 @@ import torch
 from einops import einsum, rearrange, repeat
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..contract import check_choice, compute_dtype
 from .config import KimiLinearConfig
@@ -76,7 +75,7 @@ class Router(nn.Module):
 
     def forward(self, x: Float[Tensor, "n D"]) -> Routing:
         """Choose each token's experts, and weigh them."""
-        scores = torch.sigmoid(F.linear(x.to(self.weight.dtype), self.weight))
+        scores = torch.sigmoid(nn.functional.linear(x.to(self.weight.dtype), self.weight))
         biased = scores + self.e_score_correction_bias
         experts = choose_experts(biased, self.k, self.groups, self.kept_groups)
         weights = (scores if self.weights == "unbiased" else biased).gather(1, experts)

@@ -1,6 +1,6 @@
 """The small parts: a linear map, the two norms, the dense MLP.
 
-Weights are left uninitialised: they come from a checkpoint (`load_tensors`) or from `initial_tensors`.
+Weights are left uninitialised: they come from a checkpoint (`names.load_tensors`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..contract import compute_dtype
 
@@ -24,7 +23,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch inputs"]) -> Float[Tensor, "*batch outputs"]:
         """Apply the map to the last dimension."""
-        return F.linear(x, self.weight)
+        return nn.functional.linear(x, self.weight)
 
 
 class RMSNorm(nn.Module):
@@ -59,8 +58,8 @@ def gated_mlp(
     down: Float[Tensor, "D I"],
 ) -> Float[Tensor, "*batch D"]:
     """down (silu(gate x) * up x): the MLP of dense layers, of the shared expert and of every routed one."""
-    hidden = silu(F.linear(x, gate)) * F.linear(x, up)
-    return F.linear(hidden, down)
+    hidden = silu(nn.functional.linear(x, gate)) * nn.functional.linear(x, up)
+    return nn.functional.linear(hidden, down)
 
 
 class MLP(nn.Module):

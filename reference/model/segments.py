@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from jaxtyping import Bool, Int
@@ -58,7 +58,7 @@ def segments_of(
     B, T = input_ids.shape
     if cu_seqlens is not None:
         offsets = _checked_offsets(cu_seqlens, attention_mask, B, T)
-        return Segments(tuple(end - start for start, end in zip(offsets, offsets[1:], strict=False)), packed=True)
+        return Segments(tuple(end - start for start, end in pairwise(offsets)), packed=True)
     if attention_mask is None or bool(attention_mask.all()):
         return Segments((T,) * B, packed=False)
     return Segments(tuple(attention_mask.sum(1).tolist()), packed=True)
@@ -78,8 +78,9 @@ def check_tokens(input_ids: Int[Tensor, "B T"], attention_mask: Bool[Tensor, "B 
             f"where there is a token; got {list(attention_mask.shape)} of {attention_mask.dtype}"
         )
     kept = input_ids if attention_mask is None else input_ids[attention_mask]
-    if kept.numel() and not (0 <= int(kept.min()) and int(kept.max()) < vocab_size):
-        raise ValueError(f"input_ids must be in [0, {vocab_size}); got {int(kept.min())} to {int(kept.max())}")
+    low, high = (int(kept.min()), int(kept.max())) if kept.numel() else (0, 0)
+    if low < 0 or high >= vocab_size:
+        raise ValueError(f"input_ids must be in [0, {vocab_size}); got {low} to {high}")
 
 
 def _checked_offsets(
