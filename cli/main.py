@@ -16,6 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .checkpoints import check_command, make_checkpoint_command
+from .texts import generate_command, logits_command
 from .verify import Row, steps, verify_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
@@ -84,6 +86,12 @@ def _report(rows: list[Row]) -> dict[str, object]:
         "rows": [asdict(row) for row in rows],
         "ok": all(row.ok for row in rows),
     }
+
+
+app.command("make-checkpoint")(make_checkpoint_command)
+app.command("check")(check_command)
+app.command("logits")(logits_command)
+app.command("generate")(generate_command)
 
 
 if __name__ == "__main__":

@@ -102,7 +102,7 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     """
     folder = Path(folder)
     stored = stored_tensors(folder)
-    config = read_config_of(folder)
+    config = read_config(folder / CONFIG)
     layout = match({name: shape for name, (shape, _) in checkpoint_shapes(config).items()}, stored)
     unreadable = {name: x.dtype for name, x in stored.items() if x.dtype not in READABLE}
     if layout.missing or layout.unexpected or layout.misshaped or unreadable:
@@ -111,15 +111,15 @@ def open_checkpoint(folder: str | Path) -> Checkpoint:
     return Checkpoint(folder, config, stored, layout.parts)
 
 
-def read_config_of(folder: Path) -> KimiLinearConfig:
-    """The folder's config; its own errors get the file's name."""
-    content = read_json(folder / CONFIG)
+def read_config(file: Path) -> KimiLinearConfig:
+    """A config.json; what is wrong with it gets the file's name."""
+    content = read_json(file)
     if not isinstance(content, dict):
-        raise CheckpointError(f"{folder / CONFIG} must hold an object; got a {type(content).__name__}")
+        raise CheckpointError(f"{file} must hold an object; got a {type(content).__name__}")
     try:
         return KimiLinearConfig.from_json(content)
     except ValueError as error:
-        raise CheckpointError(f"{folder / CONFIG}: {error}") from error
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 def load_model(
