@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from einops import einsum, rearrange
+from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -25,11 +25,11 @@ def short_convolution(
     state for the token after the last. T = 0 returns an empty y and the state as it was. Sums in fp32.
     Section 4, arXiv:2510.26692.
     """
-    T, taps = x.shape[-2], weight.shape[-1]
+    T, wide = x.shape[-2], compute_dtype(x.dtype)
     seen = torch.cat([state, x], dim=-2)
-    windows = torch.stack([seen[..., w : w + T, :] for w in range(taps)], dim=-1)
-    wide = compute_dtype(x.dtype)
-    y = einsum(windows.to(wide), rearrange(weight, "p 1 w -> p w").to(wide), "... t p w, p w -> ... t p")
+    taps = rearrange(weight.to(wide), "p 1 w -> w p")
+    terms = [tap * seen[..., w : w + T, :].to(wide) for w, tap in enumerate(taps)]
+    y = torch.stack(terms).sum(0)
     return silu(y).to(x.dtype), seen[..., T:, :]
 
 
