@@ -79,7 +79,8 @@ def _report_checkpoint(checkpoint: Checkpoint) -> None:
     in_order = dict.fromkeys(part.stored for part in checkpoint.parts.values())
     tensors = [Tensor(_pattern(name), stored[name].shape, stored[name].dtype) for name in in_order]
     files = len({x.file for x in stored.values()})
-    fit = f"{len(stored):,} tensors in {files:,} files: all {len(checkpoint.parts):,} of the model are there, no others."
+    wanted = len(checkpoint.parts)
+    fit = f"{len(stored):,} tensors in {files:,} files: all {wanted:,} of the model are there, no others."
     _print(tensors, checkpoint.config, fit)
 
 
