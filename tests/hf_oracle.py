@@ -5,8 +5,9 @@ import json
 
 import pytest
 import torch
-from model_cases import random_tensors
 from safetensors.torch import save_file
+
+from model_cases import random_tensors
 
 transformers = pytest.importorskip(
     "transformers", minversion="5.24", reason="Kimi Linear is in its tree from 5.24 on"

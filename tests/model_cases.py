@@ -1,4 +1,4 @@
-"""Small models for the tests: configs of odd sizes, and weights under the checkpoint's names that make every part matter."""
+"""Small models for the tests: configs of odd sizes, and weights with which every part matters."""
 
 import math
 from dataclasses import replace

@@ -14,9 +14,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 DTYPES = ("bfloat16", "float16", "float32", "float64")
+POSITIVE = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "kv_lora_rank"),
+    *("qk_nope_head_dim", "v_head_dim", "kda_num_heads", "kda_head_dim", "short_conv_kernel_size"),
+    *("moe_layer_freq", "num_expert_group", "topk_group"),
+)
+POSITIVE_OR_ZERO = ("qk_rope_head_dim", "first_k_dense_replace", "num_experts", "num_shared_experts")
 LATENT_NORM_EPS = 1e-6  # of the norms inside MLA: released code builds them without the config's rms_norm_eps
 
 
@@ -143,12 +149,10 @@ class KimiLinearConfig:
         return (ids,) if isinstance(ids, int) else ids
 
     def _check_sizes(self) -> None:
-        sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads")
-        sizes += ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim", "kda_num_heads", "kda_head_dim")
-        for name in (*sizes, "short_conv_kernel_size", "moe_layer_freq", "num_expert_group", "topk_group"):
+        for name in POSITIVE:
             if not _is_int(getattr(self, name)) or getattr(self, name) < 1:
                 reject(name, "a positive integer", repr(getattr(self, name)))
-        for name in ("qk_rope_head_dim", "first_k_dense_replace", "num_experts", "num_shared_experts"):
+        for name in POSITIVE_OR_ZERO:
             if not _is_int(getattr(self, name)) or getattr(self, name) < 0:
                 reject(name, "an integer, 0 or more", repr(getattr(self, name)))
         if not self.rms_norm_eps > 0:
@@ -175,7 +179,7 @@ class KimiLinearConfig:
             reject("moe_intermediate_size", "a positive integer", self.moe_intermediate_size)
 
 
-def reject(name: str, want: str, got: Any) -> None:
+def reject(name: str, want: str, got: Any) -> NoReturn:
     """Raise the ValueError of a config key."""
     raise ValueError(f"config: {name} must be {want}; got {got}")
 

@@ -118,16 +118,16 @@ class KimiLinearModel(nn.Module):
         check_tokens(input_ids, attention_mask, self.config.vocab_size)
         segments = segments_of(input_ids, attention_mask, cu_seqlens)
         cache = self._start(cache, segments, input_ids.device)
-        masked = attention_mask is not None and segments.packed
-        x = self.embed_tokens(input_ids[attention_mask][None] if masked else input_ids)
+        mask = attention_mask if segments.packed else None
+        x = self.embed_tokens(input_ids if mask is None else input_ids[mask][None])
         hidden_states, states = [x], []
         for layer, state in zip(self.layers, cache.layers, strict=True):
             x, state = layer(x, segments, state)
             hidden_states.append(x)
             states.append(state)
         lengths = tuple(old + new for old, new in zip(cache.lengths, segments.lengths, strict=True))
-        spread = [_spread(x, attention_mask) if masked else x for x in (self.norm(x), *hidden_states)]
-        return Hidden(spread[0], Cache(tuple(states), lengths), tuple(spread[1:]))
+        x, *hidden_states = (_spread(y, mask) for y in (self.norm(x), *hidden_states))
+        return Hidden(x, Cache(tuple(states), lengths), tuple(hidden_states))
 
     def _start(self, cache: Cache | None, segments: Segments, device: torch.device) -> Cache:
         N = len(segments.lengths)
@@ -188,6 +188,8 @@ class KimiLinearForCausalLM(nn.Module):
         return Output(self.lm_head(x), cache, hidden_states)
 
 
-def _spread(x: Float[Tensor, "1 n D"], mask: Bool[Tensor, "B T"]) -> Float[Tensor, "B T D"]:
-    """Packed tokens back to their places; 0 elsewhere."""
+def _spread(x: Float[Tensor, "rows n D"], mask: Bool[Tensor, "B T"] | None) -> Float[Tensor, "B T D"]:
+    """Packed tokens back to their places in a masked batch; 0 elsewhere."""
+    if mask is None:
+        return x
     return x.new_zeros(*mask.shape, x.shape[-1]).index_put((mask,), x[0])

@@ -17,7 +17,7 @@ router's weight and correction bias to fp32, which is exact.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -25,7 +25,8 @@ from torch import Tensor, nn
 
 from .config import KimiLinearConfig
 
-Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
+Shape = tuple[int, ...]
+Shapes = dict[str, tuple[Shape, torch.dtype]]
 EXPERT_NAME = re.compile(r"(.+\.block_sparse_moe\.experts)\.(\d+)\.(w[123])\.weight")
 
 
@@ -65,7 +66,7 @@ def checkpoint_shapes(config: KimiLinearConfig) -> Shapes:
 
 def _kda_shapes(config: KimiLinearConfig, dtype: torch.dtype) -> Shapes:
     D, P, K, H = config.hidden_size, config.kda_width, config.kda_head_dim, config.kda_num_heads
-    shapes = {f"{x}_proj.weight": (P, D) for x in "qkv"}
+    shapes: dict[str, Shape] = {f"{x}_proj.weight": (P, D) for x in "qkv"}
     shapes |= {f"{x}_conv1d.weight": (P, 1, config.short_conv_kernel_size) for x in "qkv"}
     shapes |= {"f_a_proj.weight": (K, D), "f_b_proj.weight": (P, K), "b_proj.weight": (H, D)}
     if config.use_full_rank_gate:
@@ -80,10 +81,11 @@ def _kda_shapes(config: KimiLinearConfig, dtype: torch.dtype) -> Shapes:
 def _mla_shapes(config: KimiLinearConfig, dtype: torch.dtype) -> Shapes:
     D, H, R, Q = config.hidden_size, config.num_attention_heads, config.kv_lora_rank, config.q_lora_rank
     queries = H * config.qk_head_dim
+    shapes: dict[str, Shape] = {}
     if Q is None:
-        shapes = {"q_proj.weight": (queries, D)}
+        shapes |= {"q_proj.weight": (queries, D)}
     else:
-        shapes = {"q_a_proj.weight": (Q, D), "q_a_layernorm.weight": (Q,), "q_b_proj.weight": (queries, Q)}
+        shapes |= {"q_a_proj.weight": (Q, D), "q_a_layernorm.weight": (Q,), "q_b_proj.weight": (queries, Q)}
     shapes |= {
         "kv_a_proj_with_mqa.weight": (R + config.qk_rope_head_dim, D),
         "kv_a_layernorm.weight": (R,),
@@ -100,7 +102,7 @@ def _dense_shapes(config: KimiLinearConfig, dtype: torch.dtype) -> Shapes:
 
 def _moe_shapes(config: KimiLinearConfig, dtype: torch.dtype) -> Shapes:
     D, E, width = config.hidden_size, config.num_experts, config.moe_intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {"gate.weight": (E, D), "gate.e_score_correction_bias": (E,)}
+    shapes: dict[str, Shape] = {"gate.weight": (E, D), "gate.e_score_correction_bias": (E,)}
     for e in range(E):
         shapes |= {f"experts.{e}.w1.weight": (width, D), f"experts.{e}.w3.weight": (width, D)}
         shapes |= {f"experts.{e}.w2.weight": (D, width)}
@@ -110,11 +112,11 @@ def _moe_shapes(config: KimiLinearConfig, dtype: torch.dtype) -> Shapes:
     return {f"block_sparse_moe.{name}": entry for name, entry in _all_of(dtype, shapes).items()}
 
 
-def _mlp_shapes(D: int, width: int) -> dict[str, tuple[int, ...]]:
+def _mlp_shapes(D: int, width: int) -> dict[str, Shape]:
     return {"gate_proj.weight": (width, D), "up_proj.weight": (width, D), "down_proj.weight": (D, width)}
 
 
-def _all_of(dtype: torch.dtype, shapes: dict[str, tuple[int, ...]]) -> Shapes:
+def _all_of(dtype: torch.dtype, shapes: Mapping[str, Shape]) -> Shapes:
     return {name: (shape, dtype) for name, shape in shapes.items()}
 
 

@@ -7,8 +7,10 @@ same tokens: their chunk form subtracts cumulative gates, which costs it a few r
 
 import pytest
 import torch
+
 from hf_oracle import fp64_throughout, oracle
 from judge import assert_within_envelope, bounds_of
+from kimi_linear.reference.model.generate import generate
 from model_cases import CONFIGS, random_tokens, small_model
 
 STEPS = 64
@@ -89,6 +91,43 @@ def test_gradients_agree(config, tmp_path):
     assert_within_envelope([got[name] for name in exact], list(exact.values()), bounds, gradients=True)
     silent = [name for name, gradient in exact.items() if not gradient.any()]
     assert not silent
+
+
+def test_left_padded_prompts_continue_with_the_same_tokens(config, tmp_path):
+    ours, theirs = small_model(config).requires_grad_(False), oracle(config, tmp_path)
+    prompts = [random_tokens(length, seed=length).tolist() for length in (3, 11, 7)]
+    ids = torch.tensor([[config.pad_token_id] * (11 - len(prompt)) + prompt for prompt in prompts])
+    mask = torch.tensor([[0] * (11 - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    with fp64_throughout():
+        options = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+        texts = theirs.generate(ids, attention_mask=mask, **options)
+    assert generate(ours, prompts, max_new_tokens=12, stop_ids=()) == texts[:, 11:].tolist()
+
+
+def test_biased_router_weights_are_those_of_the_code_beside_the_checkpoint(config, tmp_path, monkeypatch):
+    """That code adds the bias in place to the scores that it then takes the weights from."""
+    router = pytest.importorskip("transformers.models.kimi_linear.modeling_kimi_linear").KimiLinearTopkRouter
+    unchanged = router.forward
+
+    def in_place(self, x):
+        _, _, chosen = unchanged(self, x)
+        scores = (x.flatten(0, -2) @ self.weight.T).sigmoid()
+        scores += self.e_score_correction_bias
+        mixing = scores.gather(1, chosen)
+        if self.norm_topk_prob:
+            mixing = mixing / mixing.sum(-1, keepdim=True)
+        return None, mixing * self.routed_scaling_factor, chosen
+
+    ids = random_tokens(1, 19, seed=4)
+    ours, theirs = small_model(config, router_weights="biased"), oracle(config, tmp_path)
+    exact = results(ours, ids)
+    bounds = bounds_of(exact, lambda: results(ours, ids))
+    with fp64_throughout():
+        unbiased = their_results(theirs, ids)
+        monkeypatch.setattr(router, "forward", in_place)
+        biased = their_results(theirs, ids)
+    assert_within_envelope(biased, exact, bounds)
+    assert (biased[0] - unbiased[0]).abs().max() > 0.01
 
 
 def our_gradients(model, ids):

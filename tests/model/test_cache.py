@@ -7,11 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from judge import assert_same_bits, assert_within_envelope, bounds_of
-from model_cases import CONFIGS, SMALL, random_tokens, small_model
 
+from judge import assert_same_bits, assert_within_envelope, bounds_of
 from kimi_linear.reference.model import Cache, KimiLinearForCausalLM, MLAState, load_tensors
 from kimi_linear.reference.model.generate import prefill
+from model_cases import CONFIGS, SMALL, random_tokens, small_model
 
 T = 29
 IDS = random_tokens(2, T, seed=5)

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from model_cases import CONFIGS, K3_CONFIGS, SMALL
 
 from kimi_linear.reference.model import KimiLinearConfig
+from model_cases import CONFIGS, K3_CONFIGS, SMALL
 
 RELEASED = json.loads((Path(__file__).parent / "kimi_linear_48b_config.json").read_text())
 NOT_OURS = {"auto_map", "transformers_version"}  # code beside the checkpoint; who wrote the file

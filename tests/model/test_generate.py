@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from judge import assert_same_bits
-from model_cases import SMALL, random_tokens, small_model
 
+from judge import assert_same_bits
 from kimi_linear.reference.model.generate import decode, generate, prefill, stream
 from kimi_linear.reference.model.sampling import Sampling, in_nucleus
+from model_cases import SMALL, random_tokens, small_model
 
 PROMPTS = [random_tokens(length, seed=length).tolist() for length in (13, 1, 7)]
 

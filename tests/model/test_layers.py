@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from judge import assert_same_bits, assert_within_envelope, bounds_of
-from model_cases import K3_CONFIGS, SMALL, random_tokens, small_model
 
+from judge import assert_same_bits, assert_within_envelope, bounds_of
 from kimi_linear.reference.chunked import chunk_kda
 from kimi_linear.reference.model import KDAState, short_convolution
 from kimi_linear.reference.model.mla import Query, UpProjection, attend, attend_absorbed
 from kimi_linear.reference.model.segments import Segments
 from kimi_linear.reference.naive import recurrent_kda
+from model_cases import K3_CONFIGS, SMALL, random_tokens, small_model
 
 
 def normal(*shape, seed=0):

@@ -6,12 +6,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from judge import assert_same_bits, assert_within_envelope, bounds_of
-from model_cases import CONFIGS, SMALL, random_tokens, small_model
 
+from judge import assert_same_bits, assert_within_envelope, bounds_of
 from kimi_linear.reference.model import KimiLinearForCausalLM
 from kimi_linear.reference.model.moe import choose_experts
 from kimi_linear.reference.model.parts import gated_mlp
+from model_cases import CONFIGS, SMALL, random_tokens, small_model
 
 ROUTED = {name: CONFIGS[name] for name in ("four_layers", "groups", "plain_weights")}
 

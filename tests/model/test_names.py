@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_cases import CONFIGS, K3_CONFIGS, SMALL, random_tensors, small_model
 
 from kimi_linear.reference.model import (
     KimiLinearConfig,
@@ -14,6 +13,7 @@ from kimi_linear.reference.model import (
     load_tensors,
     parameter_of,
 )
+from model_cases import CONFIGS, K3_CONFIGS, SMALL, random_tensors, small_model
 
 RELEASED = Path(__file__).parent / "kimi_linear_48b_config.json"
 ALWAYS_FP32 = ("A_log", "dt_bias", "block_sparse_moe.gate.weight", "e_score_correction_bias")
@@ -91,10 +91,9 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_name():
     first = "model.layers.1.block_sparse_moe.experts.0.w1.weight"
     with pytest.raises(ValueError, match=r"tensors must cover the model; 1 are missing, .*experts\.w1\[0\]"):
         load((name, x) for name, x in tensors.items() if name != first)
-    with pytest.raises(ValueError, match="lm_head.bias must be a tensor of this model"):
+    with pytest.raises(ValueError, match=r"lm_head\.bias must be a tensor of this model"):
         load([*tensors.items(), ("lm_head.bias", torch.zeros(3))])
     with pytest.raises(ValueError, match="once; got one too many"):
         load([*tensors.items(), (first, tensors[first])])
-    with pytest.raises(ValueError, match=r"w1.weight must be \[18, 44\]; got \[44, 18\]"):
+    with pytest.raises(ValueError, match=r"w1\.weight must be \[18, 44\]; got \[44, 18\]"):
         load({**tensors, first: tensors[first].T}.items())
-
