@@ -70,7 +70,7 @@ def _indexed(folder: Path) -> dict[str, StoredTensor]:
     """What the index names, each tensor looked up in its file's header."""
     found: dict[str, StoredTensor] = {}
     problems: list[str] = []
-    for name, tensors in _by_file(folder / INDEX).items():
+    for name, tensors in sorted(_by_file(folder / INDEX).items()):
         try:
             headers = _headers(folder / name)
         except CheckpointError as error:
@@ -91,7 +91,7 @@ def _by_file(index: Path) -> Mapping[str, list[str]]:
         raise CheckpointError(f"{index} must hold a weight_map from tensor to file; got {_brief(content)}")
     files = defaultdict(list)
     for tensor, file in weight_map.items():
-        if not isinstance(file, str) or Path(file).name != file:
+        if not isinstance(file, str) or not file or Path(file).name != file:
             raise CheckpointError(f"{index} must name a file of its folder for {tensor}; got {file!r}")
         files[file].append(tensor)
     return files

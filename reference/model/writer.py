@@ -25,7 +25,7 @@ from .byte_tokenizer import BOS_ID, END_ID, PAD_ID, VOCABULARY, tokenizer_config
 from .config import KimiLinearConfig
 from .draws import normal, uniform
 from .files import INDEX
-from .names import checkpoint_shapes
+from .names import Shapes, checkpoint_shapes
 from .progress import tracked
 from .tokenizer import TOKENIZER_CONFIG, TOKENIZER_JSON
 
@@ -74,9 +74,11 @@ def make_checkpoint(
         raise ValueError(f"vocab_size must be {VOCABULARY} or more, a token a byte; got {config.vocab_size}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} must be a new or empty folder; got one with files in it, or a file")
+    shapes = checkpoint_shapes(config)
+    groups = split_evenly({name: _bytes(*entry) for name, entry in shapes.items()}, shards)
     folder.mkdir(parents=True, exist_ok=True)
     _write_words(folder, config)
-    _write_weights(folder, config, seed, shards)
+    _write_weights(folder, shapes, groups, seed)
     return folder
 
 
@@ -121,17 +123,19 @@ def _write_words(folder: Path, config: KimiLinearConfig) -> None:
     _write_json(folder / TOKENIZER_CONFIG, tokenizer_config(config.model_max_length))
 
 
-def _write_weights(folder: Path, config: KimiLinearConfig, seed: int, shards: int) -> None:
-    shapes = checkpoint_shapes(config)
-    sizes = {name: math.prod(shape) * dtype.itemsize for name, (shape, dtype) in shapes.items()}
-    groups = split_evenly(sizes, shards)
+def _write_weights(folder: Path, shapes: Shapes, groups: list[list[str]], seed: int) -> None:
     weight_map: dict[str, str] = {}
     for number, names in enumerate(tracked(groups, "writing shards"), start=1):
-        file = f"model-{number:05}-of-{shards:05}.safetensors"
+        file = f"model-{number:05}-of-{len(groups):05}.safetensors"
         tensors = {name: draw_tensor(name, *shapes[name], seed) for name in names}
         save_file(tensors, folder / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(names, file)
-    _write_json(folder / INDEX, {"metadata": {"total_size": sum(sizes.values())}, "weight_map": weight_map})
+    total = sum(_bytes(*entry) for entry in shapes.values())
+    _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _bytes(shape: Shape, dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
