@@ -5,8 +5,8 @@ file counts them from 1. `KimiLinearConfig.from_json` reads the file that came w
 and the one that transformers writes; anything that would change the result and that this model does not do
 is refused by name (`config_json`).
 
-Section 4 and table 5 of arXiv:2510.26692 describe the architecture: three KDA layers, one MLA layer without
-positions, again and again; a dense MLP in the first layer, mixtures of experts in the others.
+The architecture is that of section 4, arXiv:2510.26692: three KDA layers and one MLA layer without positions,
+again and again; a dense MLP in the first layer, mixtures of experts in the others.
 """
 
 from __future__ import annotations

@@ -66,6 +66,8 @@ def read_config(source: str | Path | dict[str, Any]) -> dict[str, Any]:
     """The arguments of `KimiLinearConfig` that a `config.json` states."""
     raw = _with_released_names(_load(source))
     linear = dict(raw.get("linear_attn_config") or {})
+    if "num_hidden_layers" not in raw:
+        reject("num_hidden_layers", "there", "nothing")
     _check_fixed(raw)
     _check_known(raw, linear)
     values = {name: raw[name] for name in _field_names() if name in raw}
@@ -169,7 +171,7 @@ def _mla_layers(raw: dict[str, Any], linear: dict[str, Any]) -> tuple[int, ...]:
     """0-based MLA layers. There is no default: those of different codes differ from the checkpoint."""
     if "layer_types" not in raw and "full_attn_layers" not in linear:
         reject("linear_attn_config.full_attn_layers", "there, or layer_types", "neither")
-    layers = range(raw.get("num_hidden_layers", 0))
+    layers = range(raw["num_hidden_layers"])
     found = []
     if raw.get("layer_types") is not None:
         found.append(_positions("layer_types", raw["layer_types"], ("linear_attention", "full_attention"), layers))
@@ -189,7 +191,7 @@ def _dense_values(raw: dict[str, Any]) -> dict[str, Any]:
     """first_k_dense_replace from mlp_layer_types, which must be dense layers followed by sparse ones."""
     if raw.get("mlp_layer_types") is None:
         return {}
-    layers = range(raw.get("num_hidden_layers", 0))
+    layers = range(raw["num_hidden_layers"])
     sparse = _positions("mlp_layer_types", raw["mlp_layer_types"], ("dense", "sparse"), layers)
     dense = len(layers) - len(sparse)
     if sparse != tuple(layers)[dense:]:

@@ -108,6 +108,7 @@ REFUSED = {
     "num_experts_per_token must be 1 to 128": changed(num_expert_group=2, num_experts_per_token=129),
     "hidden_size must be a positive integer": changed(hidden_size=0),
     "vocab_size must be there": without("vocab_size"),
+    "num_hidden_layers must be there": without("num_hidden_layers"),
     "moe_intermediate_size must be a positive integer": changed(moe_intermediate_size=0),
     "rms_norm_eps must be a positive number": changed(rms_norm_eps=0.0),
     "qk_rope_head_dim must be an integer, 0 or more": changed(qk_rope_head_dim=-1),
