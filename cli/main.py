@@ -17,8 +17,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .checkpoints import check_command, make_checkpoint_command
+from .rows import Row
 from .texts import generate_command, logits_command
-from .verify import Row, steps, verify_rows
+from .verify import steps, verify_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import json
 import shutil
+import subprocess
 import sys
 import warnings
 
@@ -452,3 +453,14 @@ def test_the_splits_are_those_of_the_released_tokenizer():
     """Its pattern in one piece, as a checksum: tiktoken's results hang on every character of it."""
     pattern = "|".join(tokenizer_module.SPLITS)
     assert hashlib.sha256(pattern.encode()).hexdigest() == PATTERN_SHA256
+
+
+def test_reading_a_checkpoint_imports_no_model_library_and_no_terminal():
+    modules = ", ".join(
+        f"kimi_linear.reference.model.{name}" for name in ("checkpoint", "stream", "tokenizer", "writer")
+    )
+    foreign = {"transformers", "tokenizers", "tiktoken", "rich", "triton", "typer"}
+    code = f"import sys, torch; before = set(sys.modules); import {modules}; print(*(set(sys.modules) - before))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "kimi_linear.reference.model.stream" in printed
+    assert not foreign & {name.split(".")[0] for name in printed}
