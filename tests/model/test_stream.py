@@ -1,5 +1,6 @@
 """Layer by layer from disk: the same bits as in memory, two layers' weights at a time."""
 
+import io
 import os
 import subprocess
 import sys
@@ -201,3 +202,23 @@ def test_where_a_tensor_lies_is_all_that_a_checkpoint_holds(made):
     checkpoint = open_checkpoint(made)
     assert all(isinstance(x, StoredTensor) for x in checkpoint.stored.values())
     assert {x.file.name for x in checkpoint.stored.values()} == {file.name for file in made.glob("*.safetensors")}
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("make", [load_model, stream_model])
+def test_a_bar_is_drawn_on_a_terminal_and_nothing_elsewhere(made, monkeypatch, make):
+    monkeypatch.setenv("TERM", "xterm")  # a dumb one gets no bar
+    shown = {}
+    for kind in (Terminal, io.StringIO):
+        monkeypatch.setattr("sys.stderr", kind())
+        with torch.no_grad():
+            make(made)(ids(3))
+        shown[kind] = sys.stderr.getvalue()
+    words = "loading layers" if make is load_model else "running layers"
+    assert words in shown[Terminal]
+    assert "100%" in shown[Terminal]
+    assert shown[io.StringIO] == ""
