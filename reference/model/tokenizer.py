@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from .files import CheckpointError, read_json
 
@@ -37,6 +37,7 @@ SPLITS = (
 )
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
     """What the command line needs of a tokenizer."""
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from kimi_linear.reference.model import KimiLinearConfig
+from kimi_linear.reference.model.presets import KIMI_LINEAR_48B
 from model_cases import CONFIGS, K3_CONFIGS, SMALL
 
 RELEASED = json.loads((Path(__file__).parent / "kimi_linear_48b_config.json").read_text())
@@ -33,6 +34,7 @@ def test_the_released_config_says_which_layers_are_what():
     assert config.moe_layers == tuple(range(1, 27))
     assert config.qk_head_dim == 192
     assert config.stop_ids == (163586,)
+    assert config == KIMI_LINEAR_48B
 
 
 def test_the_released_config_is_written_as_it_was_read():
