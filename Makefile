@@ -30,6 +30,7 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/cpu.py
+	$(BIN)/python benchmarks/model_cpu.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

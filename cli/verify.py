@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,51 +17,17 @@ from ..conformance import (
     GRADIENT_RATIO_LIMIT,
     RATIO_LIMIT,
     envelope,
-    error_ratio,
     in_precision,
-    rms,
     rounded_runs,
 )
 from ..reference.chunked import chunk_kda, chunk_kda_backward
 from ..reference.naive import recurrent_kda, recurrent_kda_backward
 from .activations import layer_inputs, shipped_text
+from .rows import Row, Tier, VerifyCase, judge
+from .verify_model import LOGIT_TIERS, logit_rows, model_cases
 
 TOKENS = 200  # of the text: three chunks of 64 and a bit, in a quarter of a minute on two cores
 SAMPLES = 4  # rounded runs an envelope; half of the tests', at real head sizes
-
-Operator = Callable[..., Any]  # returns a tuple of tensors
-
-
-@dataclass(frozen=True)
-class Tier:
-    """An implementation: its forward, its adjoint, and the dtype it is run in."""
-
-    name: str
-    forward: Operator
-    backward: Operator
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class VerifyCase:
-    """One input. `gradients` judges the adjoint instead of the outputs; `exact` allows no error."""
-
-    name: str
-    inputs: tuple[Tensor, ...]  # q, k, v, g, beta in fp64, all of them values of fp32
-    options: dict[str, Any] = field(default_factory=dict)
-    gradients: bool = False
-    exact: bool = False
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the table. Errors are relative to the result's rms, at the row nearest its limit."""
-
-    case: str
-    tier: str
-    error: float
-    limit: float
-    ok: bool
 
 
 def tiers() -> list[Tier]:
@@ -84,7 +49,7 @@ def tiers() -> list[Tier]:
 
 
 def verify_cases() -> list[VerifyCase]:
-    """Real activations first, then what text seldom has: grouped heads, strong gates, integers."""
+    """Real activations, then what text seldom has: grouped heads, strong gates, integers; then a model's layers."""
     x = layer_inputs(shipped_text()[:TOKENS])
     rule = layer_inputs(shipped_text().split(b"\n\n")[3][:TOKENS])
     raw, repeated = _double(x[:5]), _double(rule[:5])
@@ -100,22 +65,24 @@ def verify_cases() -> list[VerifyCase]:
         VerifyCase("text, gradients", direct, _state(1), gradients=True),
         VerifyCase("random, grouped heads", *_random_case()),
         VerifyCase("integers, exact", *_integer_case(), exact=True),
+        *model_cases(),
     ]
 
 
 def verify_rows(progress: Callable[[str], None]) -> Iterator[Row]:
-    """Judge every case in every tier; `progress` is told what comes next."""
+    """Judge every case in every tier, then a model's logits; `progress` is told what comes next."""
     for case in verify_cases():
         progress(f"{case.name}: truth and limits")
         exact, bounds = _truth(case)
         for tier in tiers():
             progress(f"{case.name}: {tier.name}")
             yield _judge(case, tier, exact, bounds)
+    yield from logit_rows(progress)
 
 
 def steps() -> int:
     """How often `verify_rows` reports progress."""
-    return len(verify_cases()) * (1 + len(tiers()))
+    return len(verify_cases()) * (1 + len(tiers())) + len(LOGIT_TIERS)
 
 
 def run_tier(case: VerifyCase, tier: Tier) -> list[Tensor]:
@@ -145,18 +112,8 @@ def _truth(case: VerifyCase) -> tuple[list[Tensor], list[Tensor]]:
 
 def _judge(case: VerifyCase, tier: Tier, exact: list[Tensor], bounds: list[Tensor]) -> Row:
     factor = GRADIENT_RATIO_LIMIT if case.gradients else RATIO_LIMIT
-    worst = Row(case.name, tier.name, 0.0, 0.0, ok=True)
-    worst_ratio = -1.0
-    for got, truth, bound in zip(run_tier(case, tier), exact, bounds, strict=True):
-        limit = factor * in_precision(bound, torch.float32, tier.dtype)
-        ratio = error_ratio(got, truth, limit).flatten()
-        at = int(ratio.argmax())
-        if ratio[at] > worst_ratio:
-            worst_ratio = ratio[at].item()
-            size = truth.square().mean().sqrt()
-            error = (rms(got.to(torch.float64) - truth).flatten()[at] / size).item()
-            worst = Row(case.name, tier.name, error, (limit.flatten()[at] / size).item(), worst_ratio <= 1)
-    return worst
+    limits = [factor * in_precision(bound, torch.float32, tier.dtype) for bound in bounds]
+    return judge(case.name, tier.name, zip(run_tier(case, tier), exact, limits, strict=True))
 
 
 def _double(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

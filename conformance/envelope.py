@@ -29,10 +29,11 @@ GRADIENT_RATIO_LIMIT = 8.0  # backward: correct kernels reach about 6
 SAMPLES = 8  # rounded runs; their maximum is within a factor of two of that of many
 
 _aten = torch.ops.aten
-CONTRACTIONS = {_aten.bmm, _aten.mm, _aten.mv, _aten.dot, _aten.sum, _aten.cumsum}
+CONTRACTIONS = {_aten.bmm, _aten.mm, _aten.mv, _aten.dot, _aten.sum, _aten.mean, _aten.cumsum}
 ARITHMETIC = {
     *(_aten.add, _aten.sub, _aten.rsub, _aten.mul, _aten.div, _aten.sigmoid, _aten.logaddexp),
     *(_aten.exp, _aten.exp2, _aten.log, _aten.log1p, _aten.sqrt, _aten.rsqrt, _aten.reciprocal),
+    *(_aten._softmax, _aten._log_softmax, _aten._softmax_backward_data, _aten._log_softmax_backward_data),
 }
 
 

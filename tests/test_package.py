@@ -17,13 +17,14 @@ from pathlib import Path
 import pytest
 
 import kimi_linear.reference
-from kimi_linear.reference import chunked, naive
+from kimi_linear.reference import chunked, model, naive
 
 ROOT = Path(__file__).resolve().parents[1]
 INSTALLED = [
     "kimi_linear.reference",
     "kimi_linear.reference.naive",
     "kimi_linear.reference.chunked",
+    "kimi_linear.reference.model",
     "kimi_linear.triton_kernels",
     "kimi_linear.conformance",
     "kimi_linear.cli",
@@ -179,7 +180,7 @@ def test_the_reference_asks_for_no_kernel_language_and_no_model_library():
                 self.asked.add(name)
 
         sys.meta_path.insert(0, Recorder())
-        import kimi_linear.reference.chunked, kimi_linear.reference.naive
+        import kimi_linear.reference.chunked, kimi_linear.reference.model, kimi_linear.reference.naive
         assert "kimi_linear.reference.contract" in Recorder.asked
         print(sorted(name for name in Recorder.asked if not name.startswith("kimi_linear.reference")))
         try:
@@ -200,7 +201,7 @@ def test_the_reference_asks_for_no_kernel_language_and_no_model_library():
 def definitions_of(module):
     """The functions and classes that a module defines, methods and properties included."""
     for thing in vars(module).values():
-        if getattr(thing, "__module__", None) != module.__name__:
+        if getattr(thing, "__module__", None) != module.__name__ or isinstance(thing, typing.TypeVar):
             continue
         yield thing
         for member in vars(thing).values() if inspect.isclass(thing) else ():
@@ -321,13 +322,14 @@ def test_every_annotated_shape_holds_in_grouped_packed_calls_and_their_adjoints(
 
 
 def modules_to_read():
-    return [*modules_of(naive), *modules_of(chunked)]
+    return [*modules_of(naive), *modules_of(chunked), *modules_of(model)]
 
 
 def public_functions():
     for module in modules_to_read():
         for thing in definitions_of(module):
-            if inspect.isfunction(inspect.unwrap(thing)) and not thing.__name__.startswith("_"):
+            private = any(part.startswith("_") for part in thing.__qualname__.split("."))
+            if inspect.isfunction(inspect.unwrap(thing)) and not private:
                 yield thing
 
 

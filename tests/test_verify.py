@@ -1,13 +1,14 @@
 """`kimi-linear verify`: true inputs, a table, JSON, and an exit code that means something."""
 
 import json
+import sys
 from functools import partial
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from kimi_linear.cli import verify
+from kimi_linear.cli import verify, verify_model
 from kimi_linear.cli.activations import layer_inputs, shipped_text, short_conv
 from kimi_linear.cli.main import app
 from kimi_linear.reference.chunked import chunk_kda, chunk_kda_backward
@@ -17,10 +18,12 @@ SMALL_CASES = {"random, grouped heads", "integers, exact"}
 
 @pytest.fixture
 def small(monkeypatch):
-    """Only the cases that take no time."""
+    """Only the cases that take no time, and no model."""
     cases = [case for case in verify.verify_cases() if case.name in SMALL_CASES]
     assert len(cases) == len(SMALL_CASES)
     monkeypatch.setattr(verify, "verify_cases", lambda: cases)
+    monkeypatch.setattr(verify, "logit_rows", lambda progress: iter(()))
+    monkeypatch.setattr(verify, "LOGIT_TIERS", ())
     return cases
 
 
@@ -41,13 +44,13 @@ def test_verify_passes_and_writes_the_same_table_as_json(tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     cases = {row["case"] for row in report["rows"]}
     assert report["ok"]
-    assert len(report["rows"]) == len(verify.verify_cases()) * len(verify.tiers())
+    assert len(report["rows"]) == len(verify.verify_cases()) * len(verify.tiers()) + len(verify.LOGIT_TIERS)
     assert all(case in result.output for case in cases)
-    assert {"text, softplus gate", "text, bounded gate", "repeated characters"} <= cases
+    assert {"text, softplus gate", "text, bounded gate", "repeated characters", "model, KDA layer 1"} <= cases
     assert report["versions"]["torch"] == torch.__version__
     for row in report["rows"]:
         assert row["error"] <= row["limit"]
-        assert row["limit"] > 0 or row["case"] == "integers, exact"
+        assert row["limit"] > 0 or row["case"] == "integers, exact" or row["tier"] == "model, layer by layer"
 
 
 @pytest.mark.parametrize(
@@ -85,6 +88,59 @@ def test_progress_is_reported_as_often_as_announced(small):
     rows = list(verify.verify_rows(heard.append))
     assert len(heard) == verify.steps()
     assert len(rows) == len(small) * len(verify.tiers())
+
+
+def test_the_logits_of_the_model_and_of_transformers_are_judged_and_reported_once_a_row():
+    heard = []
+    rows = list(verify_model.logit_rows(heard.append))
+    assert [row.tier for row in rows] == list(verify_model.LOGIT_TIERS)
+    assert len(heard) == len(rows)
+    assert all(row.ok and not row.skipped for row in rows)
+    assert 0 < rows[0].error < rows[0].limit < 1e-4
+    assert 0 < rows[2].error < rows[2].limit < 1e-4
+
+
+def test_a_model_whose_gate_is_off_by_a_token_fails_its_row(monkeypatch):
+    def late(q, k, v, g, beta, **options):
+        return chunk_kda(q, k, v, g.roll(1, dims=1), beta, **options)
+
+    right = verify_model.load_model
+
+    def load(folder, dtype=torch.float32, **options):
+        return right(folder, dtype=dtype, **options | ({"kda": late} if dtype == torch.float32 else {}))
+
+    monkeypatch.setattr(verify_model, "load_model", load)
+    row = next(verify_model.logit_rows(lambda _: None))
+    assert not row.ok
+    assert row.error > 100 * row.limit
+
+
+def test_without_transformers_its_row_is_skipped_with_a_word(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    *_, row = verify_model.logit_rows(lambda _: None)
+    assert row.ok
+    assert row.skipped == "skipped: transformers is not installed"
+
+
+def test_a_skipped_row_is_shown_and_not_counted(small, monkeypatch):
+    skipped = verify.Row("model, logits", "transformers, fp32", 0.0, 0.0, ok=True, skipped="skipped: not here")
+    monkeypatch.setattr(verify, "logit_rows", lambda progress: iter([skipped]))
+    result = CliRunner().invoke(app, ["verify"])
+    assert result.exit_code == 0
+    assert "skipped: not here" in result.output
+    count = len(small) * len(verify.tiers())
+    assert f"{count} of {count} rows hold" in result.output
+
+
+def test_the_cases_from_a_model_are_what_its_kda_layers_saw():
+    cases = verify_model.model_cases()
+    assert len(cases) == 3
+    q, k, v, g, beta = cases[0].inputs
+    assert q.shape == k.shape == v.shape == g.shape == (1, verify_model.TOKENS, 5, 16)
+    assert beta.shape == (1, verify_model.TOKENS, 5)
+    assert (g > 0).any()  # raw: the gate is the front end's
+    assert cases[0].options["front_end"].gate is not None
+    assert not torch.equal(cases[0].inputs[0], cases[1].inputs[0])
 
 
 def test_layer_inputs_are_those_of_a_causal_layer_and_the_same_every_time():
