@@ -14,6 +14,7 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -135,8 +136,12 @@ def load_model(
     checkpoint = open_checkpoint(folder)
     options: dict[str, Any] = {"kda": kda, "decode_kda": decode_kda, "router_weights": router_weights}
     model = KimiLinearForCausalLM(checkpoint.config, dtype=dtype, device="meta", **options)
-    for station in tracked(stations(model), "loading layers"):
-        station.module.load_state_dict(checkpoint.read_state(station, device), assign=True)
+    # Not in this thread: each copy ends at a barrier of its OpenMP team, and where others keep the cores busy the
+    # team of a first thread spins there (2 GB took up to 28 s), while that of a further thread gives way at once.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights") as reader:
+        for station in tracked(stations(model), "loading layers"):
+            state = reader.submit(checkpoint.read_state, station, device).result()
+            station.module.load_state_dict(state, assign=True)
     return model
 
 
