@@ -14,7 +14,6 @@ import math
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +32,7 @@ from .moe import RouterWeights
 from .names import checkpoint_shapes, parameter_of
 from .parts import Where
 from .progress import tracked
+from .reader import reading_thread
 
 CONFIG = "config.json"
 READABLE = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that are weights and not codes
@@ -136,9 +136,7 @@ def load_model(
     checkpoint = open_checkpoint(folder)
     options: dict[str, Any] = {"kda": kda, "decode_kda": decode_kda, "router_weights": router_weights}
     model = KimiLinearForCausalLM(checkpoint.config, dtype=dtype, device="meta", **options)
-    # Not in this thread: each copy ends at a barrier of its OpenMP team, and where others keep the cores busy the
-    # team of a first thread spins there (2 GB took up to 28 s), while that of a further thread gives way at once.
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights") as reader:
+    with reading_thread() as reader:
         for station in tracked(stations(model), "loading layers"):
             state = reader.submit(checkpoint.read_state, station, device).result()
             station.module.load_state_dict(state, assign=True)
