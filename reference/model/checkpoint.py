@@ -32,6 +32,7 @@ from .moe import RouterWeights
 from .names import checkpoint_shapes, parameter_of
 from .parts import Where
 from .progress import tracked
+from .reader import reading_thread
 
 CONFIG = "config.json"
 READABLE = ("F64", "F32", "F16", "BF16")  # safetensors' names of the dtypes that are weights and not codes
@@ -135,8 +136,10 @@ def load_model(
     checkpoint = open_checkpoint(folder)
     options: dict[str, Any] = {"kda": kda, "decode_kda": decode_kda, "router_weights": router_weights}
     model = KimiLinearForCausalLM(checkpoint.config, dtype=dtype, device="meta", **options)
-    for station in tracked(stations(model), "loading layers"):
-        station.module.load_state_dict(checkpoint.read_state(station, device), assign=True)
+    with reading_thread() as reader:
+        for station in tracked(stations(model), "loading layers"):
+            state = reader.submit(checkpoint.read_state, station, device).result()
+            station.module.load_state_dict(state, assign=True)
     return model
 
 

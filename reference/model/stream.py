@@ -9,7 +9,7 @@ a prompt's logits and not for generation, a checkpoint's read for each token.
 
 from __future__ import annotations
 
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from .model import KimiLinearForCausalLM
 from .moe import RouterWeights
 from .parts import Where
 from .progress import Steps
+from .reader import reading_thread
 
 
 def stream_model(
@@ -55,7 +56,7 @@ class WeightStream:
     def __init__(self, checkpoint: Checkpoint, model: KimiLinearForCausalLM, device: Where) -> None:
         self.checkpoint, self.device = checkpoint, device
         self.stations = stations(model)
-        self.reader = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
+        self.reader = reading_thread()
         self.ahead: dict[int, Future[dict[str, Tensor]]] = {}
         self.steps = Steps(len(self.stations), "running layers")
 

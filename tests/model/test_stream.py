@@ -8,6 +8,7 @@ import textwrap
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import pytest
@@ -15,6 +16,7 @@ import torch
 
 from kimi_linear.reference.model.checkpoint import Checkpoint, CheckpointError, load_model, open_checkpoint, stations
 from kimi_linear.reference.model.files import StoredTensor
+from kimi_linear.reference.model.reader import reading_thread
 from kimi_linear.reference.model.stream import stream_model
 from kimi_linear.reference.model.writer import make_checkpoint, tiny_config
 
@@ -202,6 +204,19 @@ def test_where_a_tensor_lies_is_all_that_a_checkpoint_holds(made):
     checkpoint = open_checkpoint(made)
     assert all(isinstance(x, StoredTensor) for x in checkpoint.stored.values())
     assert {x.file.name for x in checkpoint.stored.values()} == {file.name for file in made.glob("*.safetensors")}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_reading_thread_copies_alone_and_changes_nobody_elses_threads(threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    with reading_thread() as reader, ThreadPoolExecutor(max_workers=1) as later:
+        assert reader.submit(torch.get_num_threads).result() == 1
+        assert torch.get_num_threads() == threads
+        assert later.submit(torch.get_num_threads).result() == threads
+        reader.submit(torch.zeros(200_000).add, 1).result()
+        assert reader.submit(torch.get_num_threads).result() == 1
+    torch.set_num_threads(before)
 
 
 class Terminal(io.StringIO):
