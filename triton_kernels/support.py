@@ -16,6 +16,7 @@ from torch import Tensor
 from ..reference.contract import Dims
 
 MAX_K = 256  # a program holds all K rows of its value columns in registers
+MIN_BLOCK = 16  # the smallest tile side: less leaves threads of a warp with the same element
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 INTERPRETED = bool(triton.knobs.runtime.interpret)  # TRITON_INTERPRET=1: kernels run on the CPU, for tests
 
