@@ -1,0 +1,275 @@
+"""One decoding step for serving: states live in a pool, a call names the slots, the pool is updated in place.
+
+    o = decode_step(q, k, v, g, beta, state_pool=pool, slot_indices=slots, front_end=front_end)
+
+Which slot a sequence reads and writes:
+
+| slot_indices | reads                              | writes                                                       |
+|--------------|------------------------------------|--------------------------------------------------------------|
+| [N]          | slot_indices[n]                    | the same slot, the state after the last token                |
+| [N, M]       | slot_indices[n, accepted[n] - 1]   | slot_indices[n, t], the state after token t (speculation)    |
+
+accepted[n] counts the tokens of the previous step that were kept, from 1 to M; where num_accepted_tokens is
+None it is 1. To reject drafts is then to pass a smaller number: no state has to be rolled back.
+
+An index that is `pad_slot`, or outside the pool, means nobody: no state is read or written there, and a
+sequence whose first state is nobody's has output rows of 0. All other slots keep their bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..reference.contract import check_inputs
+from ..reference.front_end import FrontEnd
+from .gate import front_end_arguments
+from .pool import check_pool, check_slot_contents, check_slots, read_slot, size_if
+from .step import (
+    dims_of,
+    kda_step,
+    prepare_token,
+    read_channels,
+    read_gate_parameters,
+    segment,
+    segment_arguments,
+    state_offsets,
+    token_arguments,
+    token_offset,
+    write_rows_past_the_end,
+)
+from .support import MIN_BLOCK, Launch, check_no_gradient, check_supported, define_op
+
+
+class Tile(NamedTuple):
+    """How one head's state is cut: value columns a program, warps a program."""
+
+    BV: int
+    num_warps: int
+
+
+TILE = Tile(BV=32, num_warps=4)
+
+
+@triton.jit(do_not_specialize=["N"])
+def decode_kernel(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    q_strides,
+    k_strides,
+    v_strides,
+    g_strides,
+    beta_strides,
+    o,
+    pool,
+    pool_strides,
+    slots,
+    pad_slot,
+    slot_indices,
+    slot_strides,
+    accepted,
+    cu_seqlens,
+    T,
+    N,
+    HV,
+    GROUP,
+    scale,
+    A_log,
+    dt_bias,
+    lower_bound,
+    l2norm_eps,
+    BETA: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    M: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+):
+    """Program (n, hv, slice of V): load the state of sequence n from its slot, walk its tokens, store the state.
+
+    M is the number of slots a sequence has, one a token; 0 where it has a single slot for its last state.
+    """
+    slices: tl.constexpr = (V + BV - 1) // BV
+    n = (tl.program_id(0) // (HV * slices)).to(tl.int64)
+    hv = (tl.program_id(0) // slices) % HV
+    h = hv // GROUP
+
+    channels = tl.arange(0, BK).to(tl.int64)
+    columns = (tl.program_id(0) % slices) * BV + tl.arange(0, BV).to(tl.int64)
+    in_k, in_v = channels < K, columns < V
+
+    kept = 1
+    if accepted is not None:
+        kept = tl.load(accepted + n)
+    slot = read_slot(slot_indices, slot_strides, n, kept - 1, M, slots, pad_slot)
+    state = pool + state_offsets(pool_strides, slot, hv, channels, columns)
+    in_state = (channels < size_if(slot, K))[:, None] & in_v[None, :]
+    S = tl.load(state, mask=in_state, other=0.0).to(tl.float32)
+
+    first, end, row = segment(cu_seqlens, n, T)
+    rate, bias = read_gate_parameters(A_log, dt_bias, hv, channels, in_k, K)
+    o += hv * V + columns
+    for t in range(first, end):
+        q_t = read_channels(q + token_offset(q_strides, row, t, h) + channels * q_strides[3], in_k)
+        k_t = read_channels(k + token_offset(k_strides, row, t, h) + channels * k_strides[3], in_k)
+        g_t = read_channels(g + token_offset(g_strides, row, t, hv) + channels * g_strides[3], in_k)
+        v_t = read_channels(v + token_offset(v_strides, row, t, hv) + columns * v_strides[3], in_v)
+        beta_t = tl.load(beta + token_offset(beta_strides, row, t, hv)).to(tl.float32)
+        q_t, k_t, g_t, beta_t = prepare_token(q_t, k_t, g_t, beta_t, rate, bias, lower_bound, l2norm_eps, BETA)
+        o_t, S = kda_step(S, q_t, k_t, v_t, g_t, beta_t, scale)
+        tl.store(o + (row * T + t) * HV * V, tl.where(columns < size_if(slot, V), o_t, 0.0), mask=in_v)
+        if M > 0:
+            slot_t = read_slot(slot_indices, slot_strides, n, t - first, M, slots, pad_slot)
+            state_t = pool + state_offsets(pool_strides, slot_t, hv, channels, columns)
+            in_state_t = in_state & (channels < size_if(slot_t, K))[:, None]
+            tl.store(state_t, S.to(pool.dtype.element_ty), mask=in_state_t)
+    if M == 0:
+        tl.store(state, S.to(pool.dtype.element_ty), mask=in_state)
+    write_rows_past_the_end(o, HV * V, cu_seqlens, n, N, T, in_v)
+
+
+def decode_launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    o: Tensor,
+    pool: Tensor,
+    slot_indices: Tensor,
+    accepted: Tensor | None,
+    cu_seqlens: Tensor | None,
+    pad_slot: int,
+    scale: float,
+    front_end: dict[str, Any],
+    tile: Tile | None = None,
+) -> Launch:
+    """The launch that fills o [B, T, HV, V], contiguous, and updates pool [slots, HV, K, V]."""
+    dims = dims_of(q, v, cu_seqlens)
+    BK = max(MIN_BLOCK, triton.next_power_of_2(dims.K))
+    BV, num_warps = tile or TILE
+    arguments = token_arguments(q, k, v, g, beta) | segment_arguments(cu_seqlens, dims) | front_end
+    arguments |= {"o": o, "pool": pool, "pool_strides": pool.stride(), "slots": pool.shape[0], "pad_slot": pad_slot}
+    M = slot_indices.shape[1] if slot_indices.dim() == 2 else 0
+    arguments |= {"slot_indices": slot_indices, "slot_strides": (*slot_indices.stride(), 0)[:2], "accepted": accepted}
+    arguments |= {"scale": scale, "K": dims.K, "V": dims.V, "M": M, "BK": BK, "BV": BV}
+    return Launch(decode_kernel, (dims.N * dims.HV * triton.cdiv(dims.V, BV),), arguments, num_warps)
+
+
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    slot_indices: Tensor,
+    num_accepted_tokens: Tensor | None,
+    cu_seqlens: Tensor | None,
+    pad_slot: int,
+    scale: float,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float | None,
+    l2norm_eps: float | None,
+    BETA: int,
+) -> Tensor:
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
+    front_end = {
+        "A_log": A_log,
+        "dt_bias": dt_bias,
+        "lower_bound": lower_bound,
+        "l2norm_eps": l2norm_eps,
+        "BETA": BETA,
+    }
+    decode_launch(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        o,
+        state_pool,
+        slot_indices,
+        num_accepted_tokens,
+        cu_seqlens,
+        pad_slot,
+        scale,
+        front_end,
+    ).run()
+    return o
+
+
+def _decode_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+_op = define_op(
+    "decode_step(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state_pool, Tensor slot_indices, "
+    "Tensor? num_accepted_tokens, Tensor? cu_seqlens, int pad_slot, float scale, Tensor? A_log, Tensor? dt_bias, "
+    "float? lower_bound, float? l2norm_eps, int BETA) -> Tensor",
+    _decode,
+    _decode_fake,
+)
+
+
+def decode_step(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T HV V"],
+    g: Float[Tensor, "B T HV K"],
+    beta: Float[Tensor, "B T HV"],
+    *,
+    state_pool: Float[Tensor, "slots HV K V"],
+    slot_indices: Int[Tensor, N] | Int[Tensor, "N M"],
+    front_end: FrontEnd | None = None,
+    scale: float | None = None,
+    pad_slot: int = -1,
+    num_accepted_tokens: Int[Tensor, N] | None = None,
+    cu_seqlens: Int[Tensor, N + 1] | None = None,
+    check_indices: bool = False,
+) -> Float[Tensor, "B T HV V"]:
+    """Advance sequences by their next tokens, states in `state_pool` updated in place, and return o.
+
+    q, k, v, g, beta, front_end and scale are as in the contract: N = B sequences of T tokens each, or N packed
+    ones of any lengths with cu_seqlens and B = 1. T is 1 in plain decoding, 1 + drafts in speculation. The pool
+    is fp32 or bf16, of any strides; arithmetic is fp32, and a state is rounded only where it is stored.
+
+    Indices are int32 or int64. See the module for the slots that are read and written. check_indices=True reads
+    them on the host, which waits for the device, and raises ValueError for an index outside the pool, a count
+    outside [1, M], a sequence longer than M, or one slot written for two sequences: a race. Without it such a
+    call is wrong but stays inside its tensors.
+    """
+    dims = check_inputs(q, k, v, g, beta, front_end=front_end, scale=scale, cu_seqlens=cu_seqlens)
+    check_supported("decode_step", q, dims)
+    check_pool("state_pool", state_pool, q, "[slots, HV, K, V]", (dims.HV, dims.K, dims.V))
+    check_slots(slot_indices, num_accepted_tokens, q, dims, packed=cu_seqlens is not None)
+    if check_indices:
+        check_slot_contents(slot_indices, state_pool.shape[0], pad_slot, num_accepted_tokens, cu_seqlens)
+    raw = front_end_arguments(front_end)
+    check_no_gradient(
+        "decode_step", q, k, v, g, beta, state_pool, raw["A_log"], raw["dt_bias"], instead="use torch.no_grad()"
+    )
+    scale = dims.K**-0.5 if scale is None else float(scale)
+    return _op(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        state_pool,
+        slot_indices,
+        num_accepted_tokens,
+        cu_seqlens,
+        pad_slot,
+        scale,
+        *raw.values(),
+    )
