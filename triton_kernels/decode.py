@@ -28,14 +28,14 @@ from torch import Tensor
 
 from ..reference.contract import check_inputs
 from ..reference.front_end import FrontEnd
+from .configurations import CHECKPOINT, describe, empty, example_front_ends, example_inputs
 from .gate import front_end_arguments
-from .pool import check_pool, check_slot_contents, check_slots, read_slot, size_if
+from .pool import STATE_DTYPES, check_pool, check_slot_contents, check_slots, read_slot, size_if
 from .step import (
     dims_of,
     kda_step,
     prepare_token,
     read_channels,
-    read_gate_parameters,
     segment,
     segment_arguments,
     state_offsets,
@@ -43,7 +43,7 @@ from .step import (
     token_offset,
     write_rows_past_the_end,
 )
-from .support import MIN_BLOCK, Launch, check_no_gradient, check_supported, define_op
+from .support import MIN_BLOCK, Configuration, Launch, check_no_gradient, check_supported, define_op
 
 
 class Tile(NamedTuple):
@@ -115,7 +115,11 @@ def decode_kernel(
     S = tl.load(state, mask=in_state, other=0.0).to(tl.float32)
 
     first, end, row = segment(cu_seqlens, n, T)
-    rate, bias = read_gate_parameters(A_log, dt_bias, hv, channels, in_k, K)
+    rate = A_log
+    bias = dt_bias
+    if A_log is not None:
+        rate = tl.load(A_log + hv).to(tl.float32)
+        bias = read_channels(dt_bias + hv * K + channels, in_k)
     o += hv * V + columns
     for t in range(first, end):
         q_t = read_channels(q + token_offset(q_strides, row, t, h) + channels * q_strides[3], in_k)
@@ -273,3 +277,30 @@ def decode_step(
         scale,
         *raw.values(),
     )
+
+
+def configurations() -> list[Configuration]:
+    """The checkpoint's sizes at every batch size that picks a tile, both pool dtypes, and drafts; odd sizes."""
+    cases = [(CHECKPOINT, B, 1, dtype) for B in (1, 16, 64, 256) for dtype in STATE_DTYPES]
+    cases += [(CHECKPOINT, 16, 4, torch.float32), ({"H": 2, "HV": 4, "K": 60, "V": 20}, 3, 4, torch.bfloat16)]
+    cases += [({"H": 2, "HV": 4, "K": 256, "V": 512}, 64, 1, torch.float32)]
+    found = []
+    for sizes, B, T, dtype in cases:
+        HV, K, V = sizes["HV"], sizes["K"], sizes["V"]
+        x = example_inputs(B=B, T=T, **sizes)
+        slots = empty(B, dtype=torch.int32) if T == 1 else empty(B, T, dtype=torch.int32)
+        for gate, front_end in example_front_ends(HV, K).items():
+            launch = decode_launch(
+                **x,
+                o=x["v"],
+                pool=empty(8, HV, K, V, dtype=dtype),
+                slot_indices=slots,
+                accepted=None if T == 1 else slots[:, 0].contiguous(),
+                cu_seqlens=None,
+                pad_slot=-1,
+                scale=1.0,
+                front_end=front_end_arguments(front_end),
+            )
+            pool = str(dtype).removeprefix("torch.")
+            found.append(Configuration(describe(gate=gate, B=B, T=T, K=K, V=V, pool=pool), launch))
+    return found

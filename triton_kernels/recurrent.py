@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ..reference.contract import check_inputs
 from ..reference.front_end import FrontEnd
+from .configurations import CHECKPOINT, describe, empty, example_front_ends, example_inputs
 from .gate import front_end_arguments
 from .step import (
     dims_of,
     kda_step,
     prepare_token,
     read_channels,
-    read_gate_parameters,
     segment,
     segment_arguments,
     state_offsets,
@@ -31,7 +31,7 @@ from .step import (
     token_offset,
     write_rows_past_the_end,
 )
-from .support import MIN_BLOCK, Launch, check_no_gradient, check_supported, define_op
+from .support import MIN_BLOCK, Configuration, Launch, check_no_gradient, check_supported, define_op
 
 INSTEAD = "use chunk_kda, or call under torch.no_grad()"
 STATE_IN_REGISTERS = 4096  # elements of state a program holds: 32 registers a thread at 4 warps
@@ -87,7 +87,11 @@ def recurrent_kernel(
     if h0 is not None:
         S += tl.load(h0 + state_offsets(h0_strides, n, hv, channels, columns), mask=in_state, other=0.0)
 
-    rate, bias = read_gate_parameters(A_log, dt_bias, hv, channels, in_k, K)
+    rate = A_log
+    bias = dt_bias
+    if A_log is not None:
+        rate = tl.load(A_log + hv).to(tl.float32)
+        bias = read_channels(dt_bias + hv * K + channels, in_k)
     q += token_offset(q_strides, row, first, h) + channels * q_strides[3]
     k += token_offset(k_strides, row, first, h) + channels * k_strides[3]
     v += token_offset(v_strides, row, first, hv) + columns * v_strides[3]
@@ -230,3 +234,16 @@ def fused_recurrent_kda(
     scale = dims.K**-0.5 if scale is None else float(scale)
     o, ht = _op(q, k, v, g, beta, initial_state, cu_seqlens, output_final_state, scale, *raw.values())
     return o, ht if output_final_state else None
+
+
+def configurations() -> list[Configuration]:
+    """The checkpoint's sizes with each gate, the largest K, and odd sizes, packed."""
+    found = []
+    for sizes in (CHECKPOINT, {"H": 2, "HV": 4, "K": 256, "V": 512}, {"H": 2, "HV": 4, "K": 60, "V": 20}):
+        x = example_inputs(B=1, T=64, **sizes)
+        h0, cu_seqlens = empty(1, sizes["HV"], sizes["K"], sizes["V"]), empty(2, dtype=torch.int64)
+        for gate, front_end in example_front_ends(sizes["HV"], sizes["K"]).items():
+            raw = front_end_arguments(front_end)
+            launch = recurrent_launch(**x, o=x["v"], h0=h0, ht=h0, cu_seqlens=cu_seqlens, scale=1.0, front_end=raw)
+            found.append(Configuration(describe(gate=gate, K=sizes["K"], V=sizes["V"]), launch))
+    return found

@@ -103,18 +103,6 @@ def prepare_token(q_t, k_t, g_t, beta_t, A_log, dt_bias, lower_bound, l2norm_eps
 
 
 @triton.jit
-def read_gate_parameters(A_log, dt_bias, hv, channels, in_k, K: tl.constexpr):
-    """This head's A_log and dt_bias, or None twice where the caller gave a log decay."""
-    if A_log is None:
-        rate = None
-        bias = None
-    else:
-        rate = tl.load(A_log + hv).to(tl.float32)
-        bias = tl.load(dt_bias + hv * K + channels, mask=in_k, other=0.0).to(tl.float32)
-    return rate, bias
-
-
-@triton.jit
 def write_zero_rows(o, stride, first, end, step, mask):
     """Write 0 into o's rows first, first + step, .. before end; o points to this program's columns of row 0."""
     for t in range(first, end, step):
