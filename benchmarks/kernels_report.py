@@ -32,7 +32,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-KERNEL_MODULES = ["recurrent", "decode", "short_conv"]
+KERNEL_MODULES = ["recurrent", "decode", "short_conv", "short_conv_update"]
 # Shared memory that one block may have, in bytes.
 SHARED_LIMIT = {
     "cuda:80": 163 * 1024,
