@@ -37,6 +37,7 @@ from .gate_math import (
 )
 
 MAX_CHANNELS = 256  # K and V: a state slice must fit the registers
+PARTS = 2  # programs of a chunk: one for A, T, w and u, one for Aqk and q
 MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 BETA_CODES = {None: BETA_NONE.value, "sigmoid": BETA_SIGMOID.value, "double_sigmoid": BETA_DOUBLE_SIGMOID.value}
@@ -109,16 +110,23 @@ def _gate_arguments(front_end: FrontEnd | None) -> tuple[int, Tensor | None, Ten
     return GATE_SOFTPLUS.value, gate.A_log, gate.dt_bias, 0.0
 
 
+class Launch(NamedTuple):
+    """How one kernel is launched."""
+
+    block: int  # channels of a slice
+    warps: int
+    stages: int = 1
+    registers: int | None = None  # most a thread may hold, so that several programs share a multiprocessor
+
+
 class Plan(NamedTuple):
     """Constants of a call that follow from shapes and dtypes alone."""
 
     KP: int  # key channels, padded to a power of two
     VP: int
-    tile_slice: int  # key channels that a tile takes at once
-    chunk_slice: int
-    value_slice: int  # value channels of one program of the state pass
-    state_stages: int
-    state_warps: int
+    tiles: Launch
+    chunks: Launch
+    state: Launch
     dot: tl.dtype
     solve: tl.dtype  # operands of the inverse
     precision: str
@@ -133,18 +141,93 @@ def plan(q: Tensor, V: int, normalised: bool) -> Plan:
     return Plan(
         KP=KP,
         VP=VP,
-        tile_slice=min(32, KP),
-        chunk_slice=min(128 if half else 32, KP),
-        value_slice=min(32, VP),
-        state_stages=3 if half and KP <= 128 else 1,
-        state_warps=4,
+        tiles=Launch(min(64, KP), warps=1),
+        chunks=Launch(min(64 if half else 32, KP), warps=4),
+        state=Launch(min(32, VP), warps=4, stages=3 if half and KP <= 128 else 1),
         dot=DOT_DTYPES[q.dtype],
         solve=tl.float16 if half and normalised else tl.float32,
         precision=precision,
     )
 
 
-def _forward(
+class Call(NamedTuple):
+    """What the three launches share."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    A_log: Tensor | None
+    dt_bias: Tensor | None
+    initial_state: Tensor | None
+    cu_seqlens: Tensor | None
+    first_chunk: Tensor | None
+    gate: int
+    lower_bound: float
+    l2norm_eps: float  # negative: no l2norm
+    beta_code: int
+    scale: float
+    o: Tensor
+    final_state: Tensor | None
+    N: int
+    chunks: int
+
+    @property
+    def where(self) -> tuple[Tensor | None, Tensor | None, int, int]:
+        """What `locate_chunk` needs."""
+        return self.cu_seqlens, self.first_chunk, self.q.shape[1], self.N
+
+    @property
+    def search(self) -> tuple[bool, int]:
+        """PACKED and STEPS."""
+        packed = self.cu_seqlens is not None
+        return packed, search_steps(self.N) if packed else 0
+
+
+def _options(launch: Launch) -> dict[str, int]:
+    options = {"num_warps": launch.warps, "num_stages": launch.stages}
+    if launch.registers is not None and torch.version.hip is None:
+        options["maxnreg"] = launch.registers
+    return options
+
+
+def launch_tiles(c: Call, ws: Workspace, p: Plan) -> None:
+    """Stages 1 to 3 inside tiles."""
+    H, K = c.q.shape[2:]
+    HV = c.v.shape[2]
+    kda_tiles_kernel[(c.chunks * HV * (CHUNK // TILE),)](
+        c.q, c.k, c.g, c.beta, c.A_log, c.dt_bias,
+        ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk,
+        *c.where[:2], c.scale, c.lower_bound, c.l2norm_eps, *c.where[2:], 0,
+        *c.q.stride(), *c.k.stride(), *c.g.stride(), *c.beta.stride(),
+        H, HV, K, p.KP, p.tiles.block, CHUNK, TILE, c.gate, c.l2norm_eps >= 0, c.beta_code, *c.search,
+        p.dot, p.solve, p.precision, **_options(p.tiles),
+    )  # fmt: skip
+
+
+def launch_chunks(c: Call, ws: Workspace, p: Plan) -> None:
+    """Stages 2 to 4 between tiles."""
+    HV, V = c.v.shape[2:]
+    kda_chunks_kernel[(c.chunks * HV * PARTS,)](
+        c.v, c.o, ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk,
+        ws.w, ws.u, ws.qg, ws.kg, ws.chunk_decay, *c.where, *c.v.stride(),
+        HV, p.KP, V, p.VP, p.chunks.block, min(p.chunks.block, p.VP), CHUNK, TILE, PARTS, *c.search,
+        p.solve, p.precision, **_options(p.chunks),
+    )  # fmt: skip
+
+
+def launch_state(c: Call, ws: Workspace, p: Plan) -> None:
+    """Stages 5 and 6."""
+    HV, V = c.v.shape[2:]
+    kda_state_kernel[(c.N * HV * (p.VP // p.state.block),)](
+        ws.w, ws.u, ws.qg, ws.kg, ws.Aqk, ws.chunk_decay, c.o, c.initial_state, c.final_state, *c.where[:3],
+        HV, c.q.shape[3], p.KP, V, p.VP, p.state.block, CHUNK, c.search[0],
+        c.initial_state is not None, c.final_state is not None, p.precision, p.state.stages, **_options(p.state),
+    )  # fmt: skip
+
+
+def prepare_call(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -160,48 +243,38 @@ def _forward(
     beta_code: int,
     scale: float,
     output_final_state: bool,
-) -> tuple[Tensor, Tensor]:
-    B, T, H, K = q.shape
-    HV, V = v.shape[2:]
+) -> Call:
+    """Allocate the outputs and find the chunks."""
+    B, T = q.shape[:2]
     packed = cu_seqlens is not None
     N = len(cu_seqlens) - 1 if packed else B
-    o = torch.empty(B, T, HV, V, dtype=v.dtype, device=v.device)
-    final_state = _empty_state(q, v, N, output_final_state)
-    chunks = chunk_count(B, T, N, packed)
-    p = plan(q, V, l2norm_eps >= 0)
     if gate == GATE_BOUNDED.value and lower_bound >= MILD_BOUND and q.dtype == torch.bfloat16:
         gate = GATE_BOUNDED_MILD.value
-    first_chunk = chunk_table(cu_seqlens, T) if packed else None
-    steps = search_steps(N) if packed else 0
+    return Call(
+        q, k, v, g, beta,
+        None if A_log is None else A_log.flatten(),
+        None if dt_bias is None else dt_bias.contiguous(),
+        None if initial_state is None else initial_state.contiguous(),
+        None if cu_seqlens is None else cu_seqlens.contiguous(),
+        chunk_table(cu_seqlens, T) if packed else None,
+        gate, lower_bound, l2norm_eps, beta_code, scale,
+        o=torch.empty(v.shape, dtype=v.dtype, device=v.device),
+        final_state=_empty_state(q, v, N) if output_final_state else None,
+        N=N,
+        chunks=chunk_count(B, T, N, packed),
+    )  # fmt: skip
 
-    ws = workspace(q, chunks, HV, p)
-    if chunks:
-        kda_tiles_kernel[(chunks * HV * (CHUNK // TILE),)](
-            q, k, g, beta,
-            None if A_log is None else A_log.flatten(), None if dt_bias is None else dt_bias.contiguous(),
-            ws.k_start, ws.k_end, ws.q_start, ws.tile_decay, ws.row_factors, ws.T_tile, ws.Aqk,
-            cu_seqlens, first_chunk, scale, lower_bound, l2norm_eps, T, N,
-            *q.stride(), *k.stride(), *g.stride(), *beta.stride(),
-            H, HV, K, p.KP, p.tile_slice, CHUNK, TILE, gate, l2norm_eps >= 0, beta_code, packed, steps,
-            p.dot, p.solve, p.precision,
-            num_warps=1, num_stages=1,
-        )  # fmt: skip
-        kda_chunks_kernel[(chunks * HV,)](
-            v, o, ws.k_start, ws.k_end, ws.q_start, ws.tile_decay, ws.row_factors, ws.T_tile, ws.Aqk,
-            ws.w, ws.u, ws.qg, ws.kg, ws.chunk_decay, cu_seqlens, first_chunk, T, N, *v.stride(),
-            HV, p.KP, V, p.VP, p.chunk_slice, min(p.chunk_slice, p.VP), CHUNK, TILE, packed, steps,
-            p.solve, p.precision,
-            num_warps=4, num_stages=1,
-        )  # fmt: skip
-    if N:
-        kda_state_kernel[(N * HV * (p.VP // p.value_slice),)](
-            ws.w, ws.u, ws.qg, ws.kg, ws.Aqk, ws.chunk_decay, o, initial_state, final_state,
-            cu_seqlens, first_chunk, T,
-            HV, K, p.KP, V, p.VP, p.value_slice, CHUNK, packed, initial_state is not None, output_final_state,
-            p.precision, p.state_stages,
-            num_warps=p.state_warps, num_stages=p.state_stages,
-        )  # fmt: skip
-    return o, final_state
+
+def _forward(*arguments):  # type: ignore[no-untyped-def]
+    c = prepare_call(*arguments)
+    p = plan(c.q, c.v.shape[3], c.l2norm_eps >= 0)
+    ws = workspace(c.q, c.chunks, c.v.shape[2], p)
+    if c.chunks:
+        launch_tiles(c, ws, p)
+        launch_chunks(c, ws, p)
+    if c.N:
+        launch_state(c, ws, p)
+    return c.o, c.o.new_empty(0, dtype=torch.float32) if c.final_state is None else c.final_state
 
 
 class Workspace(NamedTuple):
@@ -216,7 +289,7 @@ class Workspace(NamedTuple):
     u: Float[Tensor, "chunks HV C VP"]
     Aqk: Float[Tensor, "chunks HV C C"]
     T_tile: Float[Tensor, "chunks HV C 16"]
-    tile_decay: Float[Tensor, "chunks HV 4 KP"]
+    tile_gate: Float[Tensor, "chunks HV 4 KP"]
     chunk_decay: Float[Tensor, "chunks HV KP"]
     row_factors: Float[Tensor, "chunks HV 3 C"]  # beta, 1 / |k|, scale / |q|
 
@@ -231,20 +304,20 @@ def workspace(q: Tensor, chunks: int, HV: int, p: Plan) -> Workspace:
         u=q.new_empty(cells, CHUNK, p.VP),
         Aqk=q.new_empty(cells, CHUNK, CHUNK),
         T_tile=torch.empty(cells, CHUNK, TILE, dtype=solve, device=q.device),
-        tile_decay=torch.empty(cells, CHUNK // TILE, p.KP, dtype=torch.float32, device=q.device),
+        tile_gate=torch.empty(cells, CHUNK // TILE, p.KP, dtype=torch.float32, device=q.device),
         chunk_decay=torch.empty(cells, p.KP, dtype=torch.float32, device=q.device),
         row_factors=torch.empty(cells, 3, CHUNK, dtype=torch.float32, device=q.device),
     )
 
 
-def _forward_fake(q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, gate, *rest):  # type: ignore[no-untyped-def]
+def _forward_fake(q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, *options):  # type: ignore[no-untyped-def]
     N = q.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    return v.new_empty(v.shape), _empty_state(q, v, N, rest[-1])
+    final_state = _empty_state(q, v, N) if options[-1] else q.new_empty(0, dtype=torch.float32)
+    return v.new_empty(v.shape), final_state
 
 
-def _empty_state(q: Tensor, v: Tensor, N: int, wanted: bool) -> Tensor:
-    shape = (N, v.shape[2], q.shape[3], v.shape[3]) if wanted else (0,)
-    return torch.empty(shape, dtype=torch.float32, device=q.device)
+def _empty_state(q: Tensor, v: Tensor, N: int) -> Tensor:
+    return torch.empty(N, v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32, device=q.device)
 
 
 OP = "kimi_linear::chunk_kda_forward"

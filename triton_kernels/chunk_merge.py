@@ -17,16 +17,39 @@ from .chunk_table import locate_chunk
 
 
 @triton.jit
-def between_tiles(x_start, k_end, first_decay, second_decay, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+def between_tiles(x_start, k_end, gates, KP: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """Stage 2: <x_i, k_j decay(j -> i)> for i and j in different tiles of one slice of channels; 0 elsewhere."""
     tile = tl.arange(0, CHUNK) // (CHUNK // 4)
     near = tl.dot(x_start, tl.trans(k_end), input_precision=PRECISION)
-    x_far = x_start * tl.where((tile == 3)[:, None], second_decay[None, :], 1.0)
-    k_far = k_end * tl.where((tile == 0)[:, None], first_decay[None, :], 1.0)
-    far = tl.dot(x_far.to(x_start.dtype), tl.trans(k_far.to(x_start.dtype)), input_precision=PRECISION)
-    is_far = (tile >= 2)[:, None] & (tile < 2)[None, :]
     is_near = tile[:, None] == tile[None, :] + 1
-    return tl.where(is_near, near, tl.where(is_far, far, 0.0))
+    M = tl.where(is_near, near, 0.0)
+    x_far = x_start * tl.where((tile == 3)[:, None], tl.exp2(tl.load(gates + 2 * KP))[None, :], 1.0)
+    k_far = k_end * tl.where((tile == 0)[:, None], tl.exp2(tl.load(gates + KP))[None, :], 1.0)
+    far = tl.dot(x_far.to(x_start.dtype), tl.trans(k_far.to(x_start.dtype)), input_precision=PRECISION)
+    is_far = (tile >= 2)[:, None] & (tile < 2)[None, :] & ~is_near
+    return tl.where(is_far, far, M)
+
+
+@triton.jit
+def decay_before(gates, tile, KP: tl.constexpr):
+    """From the chunk's start to each row's tile."""
+    g0 = tl.load(gates)
+    g1 = g0 + tl.load(gates + KP)
+    g2 = g1 + tl.load(gates + 2 * KP)
+    late = tl.where((tile == 2)[:, None], tl.exp2(g1)[None, :], tl.exp2(g2)[None, :])
+    return tl.where((tile == 0)[:, None], 1.0, tl.where((tile == 1)[:, None], tl.exp2(g0)[None, :], late))
+
+
+@triton.jit
+def decay_after(gates, tile, KP: tl.constexpr):
+    """From each row's tile to the chunk's end, and the decay of the whole chunk."""
+    g3 = tl.load(gates + 3 * KP)
+    g2 = g3 + tl.load(gates + 2 * KP)
+    g1 = g2 + tl.load(gates + KP)
+    whole = tl.exp2(g1 + tl.load(gates))
+    early = tl.where((tile == 0)[:, None], tl.exp2(g1)[None, :], tl.exp2(g2)[None, :])
+    late = tl.where((tile == 2)[:, None], tl.exp2(g3)[None, :], 1.0)
+    return tl.where((tile <= 1)[:, None], early, late), whole
 
 
 @triton.jit
@@ -45,7 +68,7 @@ def kda_chunks_kernel(
     k_start,
     k_end,
     q_start,
-    tile_decay,
+    tile_gate,
     row_factors,
     T_tile,
     Aqk_out,
@@ -70,6 +93,7 @@ def kda_chunks_kernel(
     BV: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
+    PARTS: tl.constexpr,
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
     SOLVE: tl.constexpr,
@@ -77,73 +101,85 @@ def kda_chunks_kernel(
 ):
     pid = tl.program_id(0)
     hv = pid % HV
-    chunk = pid // HV
+    part = pid // HV % PARTS
+    chunk = pid // (HV * PARTS)
     row, segment, token, end = locate_chunk(chunk, cu_seqlens, first_chunk, T, N, PACKED, STEPS, CHUNK)
     if segment > N:
         return
     rows = tl.arange(0, CHUNK)
-    t = (token + rows).to(tl.int64)
-    valid = t < end
+    valid = rows < end - token
     if segment == N:  # rows past the last segment
         for v0 in range(0, VP, BV):
             value = v0 + tl.arange(0, BV)
             zero = tl.zeros([CHUNK, BV], o.dtype.element_ty)
-            tl.store(o + (t[:, None] * HV + hv) * V + value[None, :], zero, mask=valid[:, None] & (value < V)[None, :])
+            at = ((token.to(tl.int64) + rows[:, None]) * HV + hv) * V + value[None, :]
+            tl.store(o + at, zero, mask=valid[:, None] & (value < V)[None, :])
         return
 
     DOT: tl.constexpr = k_start.dtype.element_ty
     cell = chunk.to(tl.int64) * HV + hv
-    cell_row = cell * CHUNK + rows
     tile = rows // TILE
-    strength = tl.load(row_factors + (cell * 3 + 0) * CHUNK + rows)
-    k_norm = tl.load(row_factors + (cell * 3 + 1) * CHUNK + rows)
-    q_norm = tl.load(row_factors + (cell * 3 + 2) * CHUNK + rows)
-
-    A = tl.zeros([CHUNK, CHUNK], tl.float32)
-    Aqk = tl.zeros([CHUNK, CHUNK], tl.float32)
-    for k0 in tl.static_range(0, KP, BK):
-        channel = k0 + tl.arange(0, BK)
-        at = cell_row[:, None] * KP + channel[None, :]
-        first_decay = tl.load(tile_decay + (cell * 4 + 1) * KP + channel)
-        second_decay = tl.load(tile_decay + (cell * 4 + 2) * KP + channel)
-        x_end = tl.load(k_end + at)
-        A += between_tiles(tl.load(k_start + at), x_end, first_decay, second_decay, CHUNK, PRECISION)
-        Aqk += between_tiles(tl.load(q_start + at), x_end, first_decay, second_decay, CHUNK, PRECISION)
-    A *= (strength * k_norm)[:, None] * k_norm[None, :]
-    Aqk *= q_norm[:, None] * k_norm[None, :]
     same_tile = tile[:, None] == tile[None, :]
-    tl.store(Aqk_out + cell_row[:, None] * CHUNK + rows[None, :], Aqk.to(Aqk_out.dtype.element_ty), mask=~same_tile)
+    row_factors += cell * 3 * CHUNK + rows
+    strength = tl.load(row_factors)
+    k_norm = tl.load(row_factors + CHUNK)
+    q_norm = tl.load(row_factors + 2 * CHUNK)
+    tile_gate += cell * (CHUNK // TILE) * KP
+    chunk_decay += cell * KP
+    k_start += cell * CHUNK * KP
+    k_end += cell * CHUNK * KP
+    q_start += cell * CHUNK * KP
+    w += cell * CHUNK * KP
+    qg += cell * CHUNK * KP
+    kg += cell * CHUNK * KP
+    u += cell * CHUNK * VP
+    T_tile += cell * CHUNK * TILE
+    Aqk_out += cell * CHUNK * CHUNK
+    channel = tl.arange(0, BK)
+    at = rows[:, None] * KP + channel[None, :]
+    gates = tile_gate + channel
 
-    # stage 3
-    X = tl.load(T_tile + cell_row[:, None] * TILE + (rows % TILE)[None, :], mask=same_tile, other=0.0).to(tl.float32)
-    X = merge_inverses(X, A, TILE, CHUNK, SOLVE, PRECISION)
-    X = merge_inverses(X, A, 2 * TILE, CHUNK, SOLVE, PRECISION)
+    if part == 0:
+        # stage 2: A between tiles
+        A = tl.zeros([CHUNK, CHUNK], tl.float32)
+        for k0 in range(0, KP, BK):
+            x_start = tl.load(k_start + at + k0)
+            x_end = tl.load(k_end + at + k0)
+            A += between_tiles(x_start, x_end, gates + k0, KP, CHUNK, PRECISION)
+        A *= (strength * k_norm)[:, None] * k_norm[None, :]
 
-    # stage 4
-    X_beta = (X * strength[None, :]).to(DOT)
-    for v0 in tl.static_range(0, VP, BV):
-        value = v0 + tl.arange(0, BV)
-        at = row.to(tl.int64) * v_sb + hv.to(tl.int64) * v_sh + t[:, None] * v_st + value[None, :] * v_sv
-        x_v = tl.load(v + at, mask=valid[:, None] & (value < V)[None, :], other=0.0).to(DOT)
-        x_u = tl.dot(X_beta, x_v, input_precision=PRECISION)
-        tl.store(u + cell_row[:, None] * VP + value[None, :], x_u.to(u.dtype.element_ty))
-    X_beta = (X * (strength * k_norm)[None, :]).to(DOT)
-    for k0 in tl.static_range(0, KP, BK):
-        channel = k0 + tl.arange(0, BK)
-        at = cell_row[:, None] * KP + channel[None, :]
-        d = tile_decay + cell * 4 * KP + channel
-        d0 = tl.load(d)
-        d1 = tl.load(d + KP)
-        d2 = tl.load(d + 2 * KP)
-        d3 = tl.load(d + 3 * KP)
-        before = tl.where((tile >= 1)[:, None], d0[None, :], 1.0)
-        before *= tl.where((tile >= 2)[:, None], d1[None, :], 1.0)
-        before *= tl.where((tile >= 3)[:, None], d2[None, :], 1.0)
-        after = tl.where((tile < 1)[:, None], d1[None, :], 1.0)
-        after *= tl.where((tile < 2)[:, None], d2[None, :], 1.0)
-        after *= tl.where((tile < 3)[:, None], d3[None, :], 1.0)
-        x_w = tl.dot(X_beta, (tl.load(k_start + at) * before).to(DOT), input_precision=PRECISION)
-        tl.store(w + at, x_w.to(w.dtype.element_ty))
-        tl.store(qg + at, (tl.load(q_start + at) * before * q_norm[:, None]).to(qg.dtype.element_ty))
-        tl.store(kg + at, (tl.load(k_end + at) * after * k_norm[:, None]).to(kg.dtype.element_ty))
-        tl.store(chunk_decay + cell * KP + channel, d0 * d1 * d2 * d3)
+        # stage 3
+        X = tl.load(T_tile + rows[:, None] * TILE + (rows % TILE)[None, :], mask=same_tile, other=0.0)
+        X = merge_inverses(X.to(tl.float32), A, TILE, CHUNK, SOLVE, PRECISION)
+        X = merge_inverses(X, A, 2 * TILE, CHUNK, SOLVE, PRECISION)
+
+        # stage 4
+        X *= strength[None, :]
+        X_k = (X * k_norm[None, :]).to(DOT)
+        for k0 in range(0, KP, BK):
+            before = decay_before(gates + k0, tile, KP)
+            x_w = tl.dot(X_k, (tl.load(k_start + at + k0) * before).to(DOT), input_precision=PRECISION)
+            tl.store(w + at + k0, x_w.to(DOT))
+            after, whole = decay_after(gates + k0, tile, KP)
+            tl.store(kg + at + k0, (tl.load(k_end + at + k0) * after * k_norm[:, None]).to(DOT))
+            tl.store(chunk_decay + k0 + channel, whole)
+        X_v = X.to(DOT)
+        v += row.to(tl.int64) * v_sb + hv.to(tl.int64) * v_sh + token.to(tl.int64) * v_st
+        r = rows.to(tl.int64)[:, None]
+        for v0 in range(0, VP, BV):
+            value = v0 + tl.arange(0, BV)
+            mask = valid[:, None] & (value < V)[None, :]
+            x_v = tl.load(v + r * v_st + value.to(tl.int64)[None, :] * v_sv, mask=mask, other=0.0).to(DOT)
+            x_u = tl.dot(X_v, x_v, input_precision=PRECISION)
+            tl.store(u + rows[:, None] * VP + value[None, :], x_u.to(DOT))
+    if part == PARTS - 1:
+        # stage 2: Aqk between tiles
+        Aqk = tl.zeros([CHUNK, CHUNK], tl.float32)
+        for k0 in range(0, KP, BK):
+            x_start = tl.load(q_start + at + k0)
+            x_end = tl.load(k_end + at + k0)
+            Aqk += between_tiles(x_start, x_end, gates + k0, KP, CHUNK, PRECISION)
+            before = decay_before(gates + k0, tile, KP)
+            tl.store(qg + at + k0, (x_start * before * q_norm[:, None]).to(DOT))
+        Aqk *= q_norm[:, None] * k_norm[None, :]
+        tl.store(Aqk_out + rows[:, None] * CHUNK + rows[None, :], Aqk.to(DOT), mask=~same_tile)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from .chunk_table import locate_chunk
-from .gate_math import GATE_BOUNDED_MILD, GATE_NONE, log_decay, write_strength
+from .gate_math import GATE_BOUNDED_MILD, GATE_NONE, LOG2E, log2_decay, write_strength
 
 LEVELS = tl.constexpr(4)  # halvings of a tile: 16 = 2 ** 4
 MIDDLE = tl.constexpr(8.0)  # a mild gate's reference: its lower bound times half a tile
@@ -40,31 +40,41 @@ def sibling_mask(i, j, h: tl.constexpr):
 
 
 @triton.jit
+def add_level(q, k, prefix, suffix, A, Aqk, h: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """Stage 2 between sibling blocks of h rows: right rows carry their prefix, left ones their suffix."""
+    rows = tl.arange(0, q.shape[0])
+    factor = tl.where(((rows // h) % 2 == 1)[:, None], prefix, suffix)
+    k_factor = (k * factor).to(DOT)
+    q_factor = (q * factor).to(DOT)
+    siblings = sibling_mask(rows[:, None], rows[None, :], h)
+    A += tl.where(siblings, tl.dot(k_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
+    Aqk += tl.where(siblings, tl.dot(q_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
+    return A, Aqk
+
+
+@triton.jit
+def grow_blocks(prefix, suffix, total, h: tl.constexpr):
+    """Stage 1: decays within blocks of h rows to those within blocks of 2 h."""
+    right = ((tl.arange(0, total.shape[0]) // h) % 2 == 1)[:, None]
+    sibling_total = swap_siblings(total, h)
+    prefix = tl.where(right, prefix * sibling_total, prefix)
+    suffix = tl.where(right, suffix, suffix * sibling_total)
+    return prefix, suffix, total * sibling_total
+
+
+@triton.jit
 def add_products_by_halving(q, k, g, A, Aqk, DOT: tl.constexpr, PRECISION: tl.constexpr):
     """Stages 1 and 2, exact for every gate: adds one slice of channels to A and Aqk below the diagonal.
 
-    Returns k from the tile's start (own decay included), k to its end (excluded), q from its start, and the
-    decay of all its tokens.
+    Returns k from the tile's start (own decay included), k to its end (excluded), and q from its start.
     """
-    rows = tl.arange(0, q.shape[0])
-    total = tl.exp(g)
+    total = tl.exp2(g)
     prefix = total
     suffix = tl.full(g.shape, 1.0, tl.float32)
     for level in tl.static_range(LEVELS):
-        h: tl.constexpr = 2**level
-        right = ((rows // h) % 2 == 1)[:, None]
-        factor = tl.where(right, prefix, suffix)
-        k_factor = (k * factor).to(DOT)
-        q_factor = (q * factor).to(DOT)
-        siblings = sibling_mask(rows[:, None], rows[None, :], h)
-        A += tl.where(siblings, tl.dot(k_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
-        Aqk += tl.where(siblings, tl.dot(q_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
-        sibling_total = swap_siblings(total, h)
-        prefix = tl.where(right, prefix * sibling_total, prefix)
-        suffix = tl.where(right, suffix, suffix * sibling_total)
-        total *= sibling_total
-    decay = tl.min(total, axis=0)  # every row holds the whole product
-    return k * prefix, k * suffix, q * prefix, decay, A, Aqk
+        A, Aqk = add_level(q, k, prefix, suffix, A, Aqk, 2**level, DOT, PRECISION)
+        prefix, suffix, total = grow_blocks(prefix, suffix, total, 2**level)
+    return k * prefix, k * suffix, q * prefix, A, Aqk
 
 
 @triton.jit
@@ -74,17 +84,25 @@ def add_products_from_middle(q, k, g, lower_bound, A, Aqk, DOT: tl.constexpr, PR
     G lies within 40 of c, so both factors fit bf16 and fp32. c is a constant: a reference taken from the
     gates themselves would let later tokens round earlier ones.
     """
-    c = MIDDLE * lower_bound
+    c = MIDDLE * LOG2E * lower_bound
     G = tl.cumsum(g, axis=0)
-    k_after = k * tl.exp(G - c)
-    k_before = k * tl.exp(c - G)
-    q_after = q * tl.exp(G - c)
+    after = tl.exp2(G - c)
+    k_after = k * after
+    k_before = k * tl.exp2(c - G)
+    q_after = q * after
     k_before_t = tl.trans(k_before.to(DOT))
     A += tl.dot(k_after.to(DOT), k_before_t, input_precision=PRECISION)
     Aqk += tl.dot(q_after.to(DOT), k_before_t, input_precision=PRECISION)
-    G_end = tl.sum(g, axis=0)
-    from_start = tl.exp(c + tl.zeros_like(G_end))[None, :]
-    return k_after * from_start, k_before * tl.exp(G_end - c)[None, :], q_after * from_start, tl.exp(G_end), A, Aqk
+    to_end = tl.exp2(tl.sum(g, axis=0) - c)[None, :]
+    from_start = tl.exp2(c)
+    return k_after * from_start, k_before * to_end, q_after * from_start, A, Aqk
+
+
+@triton.jit
+def diagonal(M):
+    """The diagonal of a square."""
+    i = tl.arange(0, M.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], M, 0.0), axis=1)
 
 
 @triton.jit
@@ -100,7 +118,7 @@ def invert_tile(A, SOLVE: tl.constexpr, PRECISION: tl.constexpr):
     return X
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["odd"])
 def kda_tiles_kernel(
     q,
     k,
@@ -111,7 +129,7 @@ def kda_tiles_kernel(
     k_start,
     k_end,
     q_start,
-    tile_decay,
+    tile_gate,
     row_factors,
     T_tile,
     Aqk_out,
@@ -122,6 +140,7 @@ def kda_tiles_kernel(
     l2norm_eps,
     T,
     N,
+    odd,
     q_sb,
     q_st,
     q_sh,
@@ -161,66 +180,80 @@ def kda_tiles_kernel(
     if segment >= N:
         return
     rows = tl.arange(0, TILE)
-    t = (token + tile * TILE + rows).to(tl.int64)
-    valid = t < end
+    token += tile * TILE
+    valid = rows < end - token
     b = row.to(tl.int64)
-    h = hv // (HV // H)
-    q += b * q_sb + h.to(tl.int64) * q_sh
-    k += b * k_sb + h.to(tl.int64) * k_sh
-    g += b * g_sb + hv.to(tl.int64) * g_sh
+    t = token.to(tl.int64)
+    h = (hv // (HV // H)).to(tl.int64)
+    q += b * q_sb + t * q_st + h * q_sh
+    k += b * k_sb + t * k_st + h * k_sh
+    g += b * g_sb + t * g_st + hv.to(tl.int64) * g_sh
+    beta += b * beta_sb + t * beta_st + hv.to(tl.int64) * beta_sh
+    r = rows.to(tl.int64)[:, None]
 
     # where the tile's rows go: chunks are dense, [chunk, HV, 64, ..]
     cell = chunk.to(tl.int64) * HV + hv
-    out_row = cell * CHUNK + tile * TILE + rows
+    out_row = cell * CHUNK + tile * TILE
+    k_start += out_row * KP
+    k_end += out_row * KP
+    q_start += out_row * KP
+    tile_gate += (cell * (CHUNK // TILE) + tile) * KP
+    row_factors += cell * 3 * CHUNK + tile * TILE + rows
     root_rate = 0.0
     if GATE != GATE_NONE:
-        root_rate = tl.exp(tl.load(A_log + hv).to(tl.float32) / 2)
+        root_rate = tl.exp2(tl.load(A_log + hv).to(tl.float32) * (LOG2E / 2))
 
     A = tl.zeros([TILE, TILE], tl.float32)
     Aqk = tl.zeros([TILE, TILE], tl.float32)
-    k_square = tl.zeros([TILE], tl.float32)
-    q_square = tl.zeros([TILE], tl.float32)
-    q_k = tl.zeros([TILE], tl.float32)
+    kk = tl.zeros([TILE, TILE], tl.float32)
+    qq = tl.zeros([TILE, TILE], tl.float32)
+    qk = tl.zeros([TILE, TILE], tl.float32)
     for k0 in range(0, KP, BK):
-        channel = k0 + tl.arange(0, BK)
+        # odd is 0, which the compiler cannot know: it sees pairs of channels, no longer runs, and so lays
+        # them out two to a thread with all rows of a channel in one thread, where sums over rows cost least
+        channel = k0 + 2 * odd + tl.arange(0, BK)
+        c = channel.to(tl.int64)[None, :]
         mask = valid[:, None] & (channel < K)[None, :]
-        x_q = tl.load(q + t[:, None] * q_st + channel[None, :] * q_sk, mask=mask, other=0.0).to(tl.float32)
-        x_k = tl.load(k + t[:, None] * k_st + channel[None, :] * k_sk, mask=mask, other=0.0).to(tl.float32)
-        x_g = tl.load(g + t[:, None] * g_st + channel[None, :] * g_sk, mask=mask, other=0.0).to(tl.float32)
+        x_q = tl.load(q + r * q_st + c * q_sk, mask=mask, other=0.0).to(DOT)
+        x_k = tl.load(k + r * k_st + c * k_sk, mask=mask, other=0.0).to(DOT)
+        x_g = tl.load(g + r * g_st + c * g_sk, mask=mask, other=0.0).to(tl.float32)
         bias = tl.zeros([BK], tl.float32)
         if GATE != GATE_NONE:
             bias = tl.load(dt_bias + hv * K + channel, mask=channel < K, other=0.0).to(tl.float32)
-        x_g = tl.where(mask, log_decay(x_g, bias[None, :], root_rate, lower_bound, GATE), 0.0)
-        q_k += tl.sum(x_q * x_k, axis=1)
+        x_g = tl.where(valid[:, None], log2_decay(x_g, bias[None, :], root_rate, lower_bound, GATE), 0.0)
+        k_t = tl.trans(x_k)
+        qk += tl.dot(x_q, k_t, input_precision=PRECISION)
         if L2NORM:
-            q_square += tl.sum(x_q * x_q, axis=1)
-            k_square += tl.sum(x_k * x_k, axis=1)
+            kk += tl.dot(x_k, k_t, input_precision=PRECISION)
+            qq += tl.dot(x_q, tl.trans(x_q), input_precision=PRECISION)
+        x_q = x_q.to(tl.float32)
+        x_k = x_k.to(tl.float32)
         if GATE == GATE_BOUNDED_MILD:
-            k_s, k_e, q_s, decay, A, Aqk = add_products_from_middle(x_q, x_k, x_g, lower_bound, A, Aqk, DOT, PRECISION)
+            k_s, k_e, q_s, A, Aqk = add_products_from_middle(x_q, x_k, x_g, lower_bound, A, Aqk, DOT, PRECISION)
         else:
-            k_s, k_e, q_s, decay, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
-        at = out_row[:, None] * KP + channel[None, :]
+            k_s, k_e, q_s, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
+        at = rows[:, None] * KP + channel[None, :]
         tl.store(k_start + at, k_s.to(k_start.dtype.element_ty))
         tl.store(k_end + at, k_e.to(k_end.dtype.element_ty))
         tl.store(q_start + at, q_s.to(q_start.dtype.element_ty))
-        tl.store(tile_decay + (cell * (CHUNK // TILE) + tile) * KP + channel, decay)
+        tl.store(tile_gate + channel, tl.sum(x_g, axis=0))
 
     # what only scales rows waits until all channels are seen: l2norm, scale, beta
-    x_beta = tl.load(beta + b * beta_sb + t * beta_st + hv.to(tl.int64) * beta_sh, mask=valid, other=0.0)
+    x_beta = tl.load(beta + rows.to(tl.int64) * beta_st, mask=valid, other=0.0)
     strength = tl.where(valid, write_strength(x_beta.to(tl.float32), BETA), 0.0)
     k_norm = tl.full([TILE], 1.0, tl.float32)
     q_norm = k_norm * scale
     if L2NORM:
-        k_norm = tl.rsqrt(k_square + l2norm_eps)
-        q_norm = scale * tl.rsqrt(q_square + l2norm_eps)
-    tl.store(row_factors + (cell * 3 + 0) * CHUNK + tile * TILE + rows, strength)
-    tl.store(row_factors + (cell * 3 + 1) * CHUNK + tile * TILE + rows, k_norm)
-    tl.store(row_factors + (cell * 3 + 2) * CHUNK + tile * TILE + rows, q_norm)
+        k_norm = tl.rsqrt(diagonal(kk) + l2norm_eps)
+        q_norm = scale * tl.rsqrt(diagonal(qq) + l2norm_eps)
+    tl.store(row_factors, strength)
+    tl.store(row_factors + 1 * CHUNK, k_norm)
+    tl.store(row_factors + 2 * CHUNK, q_norm)
 
     i = rows[:, None]
     j = rows[None, :]
     A = tl.where(j < i, A * (strength * k_norm)[:, None] * k_norm[None, :], 0.0)
-    Aqk = tl.where(j < i, Aqk, tl.where(j == i, q_k[:, None], 0.0)) * q_norm[:, None] * k_norm[None, :]
+    Aqk = tl.where(j < i, Aqk, tl.where(j == i, qk, 0.0)) * q_norm[:, None] * k_norm[None, :]
     X = invert_tile(A, SOLVE, PRECISION)
-    tl.store(T_tile + out_row[:, None] * TILE + j, X.to(T_tile.dtype.element_ty))
-    tl.store(Aqk_out + out_row[:, None] * CHUNK + tile * TILE + j, Aqk.to(Aqk_out.dtype.element_ty))
+    tl.store(T_tile + out_row * TILE + i * TILE + j, X.to(T_tile.dtype.element_ty))
+    tl.store(Aqk_out + out_row * CHUNK + i * CHUNK + tile * TILE + j, Aqk.to(Aqk_out.dtype.element_ty))
