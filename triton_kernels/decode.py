@@ -30,20 +30,23 @@ from ..reference.contract import check_inputs
 from ..reference.front_end import FrontEnd
 from .configurations import CHECKPOINT, describe, empty, example_front_ends, example_inputs
 from .gate import front_end_arguments
-from .pool import STATE_DTYPES, check_pool, check_slot_contents, check_slots, read_slot, size_if
+from .pool import STATE_DTYPES, check_pool, check_slot_contents, check_slots, read_slot
 from .step import (
     dims_of,
     kda_step,
     prepare_token,
     read_channels,
+    read_token,
     segment,
     segment_arguments,
-    state_offsets,
     token_arguments,
     token_offset,
     write_rows_past_the_end,
+    write_zero_rows,
 )
 from .support import MIN_BLOCK, Configuration, Launch, check_no_gradient, check_supported, define_op
+
+ONCE = tl.constexpr("evict_first")  # a state is read and written once a step: let it not push others out of L2
 
 
 class Tile(NamedTuple):
@@ -90,6 +93,8 @@ def decode_kernel(
     K: tl.constexpr,
     V: tl.constexpr,
     M: tl.constexpr,
+    SEVERAL: tl.constexpr,
+    STATE_STRIDES: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
 ):
@@ -110,34 +115,50 @@ def decode_kernel(
     if accepted is not None:
         kept = tl.load(accepted + n)
     slot = read_slot(slot_indices, slot_strides, n, kept - 1, M, slots, pad_slot)
-    state = pool + state_offsets(pool_strides, slot, hv, channels, columns)
-    in_state = (channels < size_if(slot, K))[:, None] & in_v[None, :]
-    S = tl.load(state, mask=in_state, other=0.0).to(tl.float32)
-
     first, end, row = segment(cu_seqlens, n, T)
+    o += hv * V + columns
+    write_rows_past_the_end(o, HV * V, cu_seqlens, n, N, T, in_v)
+    if slot < 0:
+        write_zero_rows(o, HV * V, row * T + first, row * T + end, 1, in_v)
+        return
+
+    pool += hv.to(tl.int64) * pool_strides[1]
+    here = channels[:, None] * STATE_STRIDES[0] + columns[None, :] * STATE_STRIDES[1]
+    in_state = in_k[:, None] & in_v[None, :]
+    S = tl.load(pool + slot * pool_strides[0] + here, mask=in_state, other=0.0, eviction_policy=ONCE).to(tl.float32)
+
     rate = A_log
     bias = dt_bias
     if A_log is not None:
         rate = tl.load(A_log + hv).to(tl.float32)
         bias = read_channels(dt_bias + hv * K + channels, in_k)
-    o += hv * V + columns
+    q += token_offset(q_strides, row, first, h) + channels * q_strides[3]
+    k += token_offset(k_strides, row, first, h) + channels * k_strides[3]
+    v += token_offset(v_strides, row, first, hv) + columns * v_strides[3]
+    g += token_offset(g_strides, row, first, hv) + channels * g_strides[3]
+    beta += token_offset(beta_strides, row, first, hv)
+    q_t, k_t, v_t, g_t, beta_t = read_token(q, k, v, g, beta, channels, columns, first < end, K, V)
     for t in range(first, end):
-        q_t = read_channels(q + token_offset(q_strides, row, t, h) + channels * q_strides[3], in_k)
-        k_t = read_channels(k + token_offset(k_strides, row, t, h) + channels * k_strides[3], in_k)
-        g_t = read_channels(g + token_offset(g_strides, row, t, hv) + channels * g_strides[3], in_k)
-        v_t = read_channels(v + token_offset(v_strides, row, t, hv) + columns * v_strides[3], in_v)
-        beta_t = tl.load(beta + token_offset(beta_strides, row, t, hv)).to(tl.float32)
         q_t, k_t, g_t, beta_t = prepare_token(q_t, k_t, g_t, beta_t, rate, bias, lower_bound, l2norm_eps, BETA)
-        o_t, S = kda_step(S, q_t, k_t, v_t, g_t, beta_t, scale)
-        tl.store(o + (row * T + t) * HV * V, tl.where(columns < size_if(slot, V), o_t, 0.0), mask=in_v)
+        v_now = v_t
+        q_now, k_now, g_now, beta_now = q_t, k_t, g_t, beta_t
+        if SEVERAL:  # ask for the next token while this one is computed with
+            q += q_strides[1]
+            k += k_strides[1]
+            v += v_strides[1]
+            g += g_strides[1]
+            beta += beta_strides[1]
+            q_t, k_t, v_t, g_t, beta_t = read_token(q, k, v, g, beta, channels, columns, t + 1 < end, K, V)
+        o_t, S = kda_step(S, q_now, k_now, v_now, g_now, beta_now, scale)
+        tl.store(o + (row * T + t) * HV * V, o_t, mask=in_v)
         if M > 0:
             slot_t = read_slot(slot_indices, slot_strides, n, t - first, M, slots, pad_slot)
-            state_t = pool + state_offsets(pool_strides, slot_t, hv, channels, columns)
-            in_state_t = in_state & (channels < size_if(slot_t, K))[:, None]
-            tl.store(state_t, S.to(pool.dtype.element_ty), mask=in_state_t)
+            there = pool + slot_t * pool_strides[0] + here
+            stored = (channels < tl.where(slot_t >= 0, K, 0))[:, None] & in_v[None, :]
+            tl.store(there, S.to(pool.dtype.element_ty), mask=stored, eviction_policy=ONCE)
     if M == 0:
-        tl.store(state, S.to(pool.dtype.element_ty), mask=in_state)
-    write_rows_past_the_end(o, HV * V, cu_seqlens, n, N, T, in_v)
+        there = pool + slot * pool_strides[0] + here
+        tl.store(there, S.to(pool.dtype.element_ty), mask=in_state, eviction_policy=ONCE)
 
 
 def decode_launch(
@@ -161,10 +182,25 @@ def decode_launch(
     BK = max(MIN_BLOCK, triton.next_power_of_2(dims.K))
     BV, num_warps = tile or TILE
     arguments = token_arguments(q, k, v, g, beta) | segment_arguments(cu_seqlens, dims) | front_end
-    arguments |= {"o": o, "pool": pool, "pool_strides": pool.stride(), "slots": pool.shape[0], "pad_slot": pad_slot}
+    arguments |= {
+        "o": o,
+        "pool": pool,
+        "pool_strides": pool.stride()[:2],
+        "slots": pool.shape[0],
+        "pad_slot": pad_slot,
+    }
     M = slot_indices.shape[1] if slot_indices.dim() == 2 else 0
     arguments |= {"slot_indices": slot_indices, "slot_strides": (*slot_indices.stride(), 0)[:2], "accepted": accepted}
-    arguments |= {"scale": scale, "K": dims.K, "V": dims.V, "M": M, "BK": BK, "BV": BV}
+    arguments |= {
+        "scale": scale,
+        "K": dims.K,
+        "V": dims.V,
+        "M": M,
+        "SEVERAL": dims.T > 1,
+        "STATE_STRIDES": pool.stride()[2:],
+        "BK": BK,
+        "BV": BV,
+    }
     return Launch(decode_kernel, (dims.N * dims.HV * triton.cdiv(dims.V, BV),), arguments, num_warps)
 
 

@@ -23,6 +23,7 @@ from .step import (
     kda_step,
     prepare_token,
     read_channels,
+    read_token,
     segment,
     segment_arguments,
     state_offsets,
@@ -98,20 +99,20 @@ def recurrent_kernel(
     g += token_offset(g_strides, row, first, hv) + channels * g_strides[3]
     beta += token_offset(beta_strides, row, first, hv)
     o += hv * V + columns
-    o_row = row * T + first
 
-    for _ in range(first, end):
-        q_t, k_t, g_t = read_channels(q, in_k), read_channels(k, in_k), read_channels(g, in_k)
-        v_t, beta_t = read_channels(v, in_v), tl.load(beta).to(tl.float32)
-        q_t, k_t, g_t, beta_t = prepare_token(q_t, k_t, g_t, beta_t, rate, bias, lower_bound, l2norm_eps, BETA)
-        o_t, S = kda_step(S, q_t, k_t, v_t, g_t, beta_t, scale)
-        tl.store(o + o_row * HV * V, o_t, mask=in_v)
+    # A token is asked for while the one before is computed with, so that its way from memory is hidden.
+    q_t, k_t, v_t, g_t, beta_t = read_token(q, k, v, g, beta, channels, columns, first < end, K, V)
+    for t in range(first, end):
         q += q_strides[1]
         k += k_strides[1]
         v += v_strides[1]
         g += g_strides[1]
         beta += beta_strides[1]
-        o_row += 1
+        q_n, k_n, v_n, g_n, beta_n = read_token(q, k, v, g, beta, channels, columns, t + 1 < end, K, V)
+        q_t, k_t, g_t, beta_t = prepare_token(q_t, k_t, g_t, beta_t, rate, bias, lower_bound, l2norm_eps, BETA)
+        o_t, S = kda_step(S, q_t, k_t, v_t, g_t, beta_t, scale)
+        tl.store(o + (row * T + t) * HV * V, o_t, mask=in_v)
+        q_t, k_t, v_t, g_t, beta_t = q_n, k_n, v_n, g_n, beta_n
 
     if ht is not None:
         tl.store(ht + state_offsets(ht_strides, n, hv, channels, columns), S, mask=in_state)

@@ -83,6 +83,15 @@ def read_channels(pointers, mask):
 
 
 @triton.jit
+def read_token(q, k, v, g, beta, channels, columns, there, K: tl.constexpr, V: tl.constexpr):
+    """The raw operands of the token that the pointers stand at; zeros, and no access, where it is not `there`."""
+    in_k = channels < tl.where(there, K, 0)
+    in_v = columns < tl.where(there, V, 0)
+    beta_t = tl.load(beta, mask=there, other=0.0).to(tl.float32)
+    return read_channels(q, in_k), read_channels(k, in_k), read_channels(v, in_v), read_channels(g, in_k), beta_t
+
+
+@triton.jit
 def kda_step(S, q_t, k_t, v_t, g_t, beta_t, scale):
     """One token on S [BK, BV]: return o_t [BV] and S. Lanes past K hold 0 in S, q_t, k_t and g_t, and keep it."""
     S = S * tl.exp(g_t)[:, None]
