@@ -29,7 +29,7 @@ _NO_FRONT_END = {"A_log": None, "dt_bias": None, "lower_bound": None, "l2norm_ep
 
 
 def front_end_arguments(front_end: FrontEnd | None) -> dict[str, Any]:
-    """Kernel arguments: A_log [HV] and dt_bias [HV * K] fp32 or None, lower_bound, l2norm_eps, BETA.
+    """Kernel arguments: A_log and dt_bias fp32 or None, each flat in memory, lower_bound, l2norm_eps, BETA.
 
     A_log None means that g is a log decay already; lower_bound None, beside an A_log, the softplus gate.
     """
@@ -38,7 +38,7 @@ def front_end_arguments(front_end: FrontEnd | None) -> dict[str, Any]:
     arguments = dict(_NO_FRONT_END, l2norm_eps=front_end.l2norm_eps, BETA=_BETA[front_end.beta])
     gate = front_end.gate
     if gate is not None:
-        arguments |= {"A_log": gate.A_log.reshape(-1), "dt_bias": gate.dt_bias.reshape(-1)}
+        arguments |= {"A_log": gate.A_log.contiguous(), "dt_bias": gate.dt_bias.contiguous()}
     if isinstance(gate, BoundedGate):
         arguments["lower_bound"] = float(gate.lower_bound)
     return arguments

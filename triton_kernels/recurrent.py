@@ -32,7 +32,16 @@ from .step import (
     token_offset,
     write_rows_past_the_end,
 )
-from .support import MIN_BLOCK, Configuration, Launch, check_no_gradient, check_supported, define_op
+from .support import (
+    MIN_BLOCK,
+    Configuration,
+    Launch,
+    cdiv,
+    check_no_gradient,
+    check_supported,
+    define_op,
+    next_power_of_2,
+)
 
 INSTEAD = "use chunk_kda, or call under torch.no_grad()"
 STATE_IN_REGISTERS = 4096  # elements of state a program holds: 32 registers a thread at 4 warps
@@ -134,12 +143,12 @@ def recurrent_launch(
 ) -> Launch:
     """The launch that fills o [B, T, HV, V], contiguous, and, if given, ht [N, HV, K, V]."""
     dims = dims_of(q, v, cu_seqlens)
-    BK = max(MIN_BLOCK, triton.next_power_of_2(dims.K))
-    BV = min(STATE_IN_REGISTERS // BK, max(MIN_BLOCK, triton.next_power_of_2(dims.V)))
+    BK = max(MIN_BLOCK, next_power_of_2(dims.K))
+    BV = min(STATE_IN_REGISTERS // BK, max(MIN_BLOCK, next_power_of_2(dims.V)))
     arguments = token_arguments(q, k, v, g, beta) | segment_arguments(cu_seqlens, dims) | front_end
     arguments |= {"o": o, "h0": h0, "h0_strides": strides(h0), "ht": ht, "ht_strides": strides(ht)}
     arguments |= {"scale": scale, "K": dims.K, "V": dims.V, "BK": BK, "BV": BV}
-    return Launch(recurrent_kernel, (dims.N * dims.HV * triton.cdiv(dims.V, BV),), arguments, NUM_WARPS)
+    return Launch(recurrent_kernel, (dims.N * dims.HV * cdiv(dims.V, BV),), arguments, NUM_WARPS)
 
 
 def _recurrent(

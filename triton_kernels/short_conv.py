@@ -21,7 +21,7 @@ from torch.nn.functional import silu
 from .configurations import describe, empty
 from .conv_checks import check_conv
 from .gate import sigmoid
-from .support import MIN_BLOCK, Configuration, Launch, check_no_gradient, define_op
+from .support import MIN_BLOCK, Configuration, Launch, cdiv, check_no_gradient, define_op, next_power_of_2
 
 BLOCK_T = 16  # tokens a program; more of them spill, with a state's pointers beside x's
 BLOCK_D = 128  # channels a program: rows of 256 bytes in bf16
@@ -69,6 +69,12 @@ def find_segments(cu_seqlens, tokens, N, STEPS: tl.constexpr):
     return low
 
 
+@triton.jit
+def read_tap(weight, strides, d, j, D):
+    """weight[d, j] in fp32."""
+    return tl.load(weight + d * strides[0] + j * strides[1], mask=d < D, other=0.0).to(tl.float32)
+
+
 @triton.jit(do_not_specialize=["T", "N"])
 def conv_kernel(
     x,
@@ -105,18 +111,23 @@ def conv_kernel(
     total = tl.zeros((BT, BD), tl.float32)
     if bias is not None:
         total += tl.load(bias + d, mask=d < D, other=0.0).to(tl.float32)[None, :]
+    if h0 is not None:
+        age = tl.where(in_segment, tokens - start, W)
+        if tl.min(age) < W - 1:  # only where a segment begins does a tap reach before it
+            for j in tl.static_range(W - 1):
+                kept = age + j
+                pointers = (
+                    h0 + n[:, None] * h0_strides[0] + d[None, :] * h0_strides[1] + kept[:, None] * h0_strides[2]
+                )
+                before = (kept >= 0) & (kept < W - 1)
+                h0_j = tl.load(pointers, mask=before[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
+                total += h0_j * read_tap(weight, weight_strides, d, j, D)[None, :]
     for j in tl.static_range(W):
         source = tokens - (W - 1) + j
         inside = in_segment & (source >= start) & (source >= 0)
         pointers = x + row * x_strides[0] + source[:, None] * x_strides[1] + d[None, :] * x_strides[2]
         x_j = tl.load(pointers, mask=inside[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
-        if h0 is not None:
-            kept = source - start + (W - 1)
-            before = in_segment & (source < start) & (kept >= 0)
-            pointers = h0 + n[:, None] * h0_strides[0] + d[None, :] * h0_strides[1] + kept[:, None] * h0_strides[2]
-            x_j += tl.load(pointers, mask=before[:, None] & (d < D)[None, :], other=0.0).to(tl.float32)
-        w_j = tl.load(weight + d * weight_strides[0] + j * weight_strides[1], mask=d < D, other=0.0).to(tl.float32)
-        total += x_j * w_j[None, :]
+        total += x_j * read_tap(weight, weight_strides, d, j, D)[None, :]
     if SILU:
         total = total * sigmoid(total)
     total = tl.where(in_segment[:, None], total, 0.0)
@@ -163,7 +174,7 @@ def conv_launch(
     """The launch that fills y [B, T, D], contiguous."""
     B, T, D = x.shape
     N = B if cu_seqlens is None else cu_seqlens.shape[0] - 1
-    BD = min(BLOCK_D, max(MIN_BLOCK, triton.next_power_of_2(D)))
+    BD = min(BLOCK_D, max(MIN_BLOCK, next_power_of_2(D)))
     arguments = _inputs(x, h0, cu_seqlens) | {
         "y": y,
         "weight": weight,
@@ -171,20 +182,20 @@ def conv_launch(
         "bias": bias,
     }
     arguments |= {"N": N, "W": weight.shape[1], "SILU": silu, "STEPS": N.bit_length(), "BT": BLOCK_T, "BD": BD}
-    return Launch(conv_kernel, (B * triton.cdiv(T, BLOCK_T), triton.cdiv(D, BD)), arguments, NUM_WARPS)
+    return Launch(conv_kernel, (B * cdiv(T, BLOCK_T), cdiv(D, BD)), arguments, NUM_WARPS)
 
 
 def conv_state_launch(x: Tensor, h0: Tensor | None, ht: Tensor, cu_seqlens: Tensor | None) -> Launch:
     """The launch that fills ht [N, D, W - 1], contiguous."""
     N, D, kept = ht.shape
-    BD = min(BLOCK_D, max(MIN_BLOCK, triton.next_power_of_2(D)))
+    BD = min(BLOCK_D, max(MIN_BLOCK, next_power_of_2(D)))
     arguments = _inputs(x, h0, cu_seqlens) | {
         "ht": ht,
         "W": kept + 1,
-        "BW": triton.next_power_of_2(kept + 1),
+        "BW": next_power_of_2(kept + 1),
         "BD": BD,
     }
-    return Launch(conv_state_kernel, (N if kept else 0, triton.cdiv(D, BD)), arguments, NUM_WARPS)
+    return Launch(conv_state_kernel, (N if kept else 0, cdiv(D, BD)), arguments, NUM_WARPS)
 
 
 def _inputs(x: Tensor, h0: Tensor | None, cu_seqlens: Tensor | None) -> dict[str, Any]:

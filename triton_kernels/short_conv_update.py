@@ -13,7 +13,7 @@ from .conv_checks import check_conv_update
 from .gate import sigmoid
 from .pool import check_slot_contents, read_slot, size_if
 from .short_conv import causal_conv1d_ref
-from .support import MIN_BLOCK, Configuration, Launch, check_no_gradient, define_op
+from .support import MIN_BLOCK, Configuration, Launch, cdiv, check_no_gradient, define_op, next_power_of_2
 
 BLOCK_D = 256  # channels a program: one token is little work, so few programs
 NUM_WARPS = 4
@@ -109,13 +109,13 @@ def conv_update_launch(
     """The launch that fills y [B, D], contiguous, and updates pool [slots, D, W - 1]."""
     B, D = x.shape
     W = weight.shape[1]
-    BD = min(BLOCK_D, max(MIN_BLOCK, triton.next_power_of_2(D)))
+    BD = min(BLOCK_D, max(MIN_BLOCK, next_power_of_2(D)))
     strides = (0, 0) if slot_indices is None else (slot_indices.stride(0), 0)
     arguments = {"x": x, "x_strides": x.stride(), "y": y, "weight": weight, "weight_strides": weight.stride()}
     arguments |= {"pool": pool, "pool_strides": pool.stride(), "slots": pool.shape[0], "bias": bias}
     arguments |= {"slot_indices": slot_indices, "slot_strides": strides, "pad_slot": pad_slot}
-    arguments |= {"D": D, "W": W, "SILU": silu, "BW": triton.next_power_of_2(W), "BD": BD}
-    return Launch(conv_update_kernel, (B, triton.cdiv(D, BD)), arguments, NUM_WARPS)
+    arguments |= {"D": D, "W": W, "SILU": silu, "BW": next_power_of_2(W), "BD": BD}
+    return Launch(conv_update_kernel, (B, cdiv(D, BD)), arguments, NUM_WARPS)
 
 
 def _update(

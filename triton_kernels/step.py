@@ -35,8 +35,18 @@ def strides(state: Tensor | None) -> tuple[int, ...]:
 
 def token_arguments(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> dict[str, Any]:
     """The per-token operands and their strides, as the kernels name them."""
-    operands = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
-    return operands | {f"{name}_strides": x.stride() for name, x in operands.items()}
+    return {
+        "q": q,
+        "k": k,
+        "v": v,
+        "g": g,
+        "beta": beta,
+        "q_strides": q.stride(),
+        "k_strides": k.stride(),
+        "v_strides": v.stride(),
+        "g_strides": g.stride(),
+        "beta_strides": beta.stride(),
+    }
 
 
 def segment_arguments(cu_seqlens: Tensor | None, dims: Dims) -> dict[str, Any]:
