@@ -37,7 +37,6 @@ from .gate_math import (
 )
 
 MAX_CHANNELS = 256  # K and V: a state slice must fit the registers
-PARTS = 2  # programs of a chunk: one for A, T, w and u, one for Aqk and q
 MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 BETA_CODES = {None: BETA_NONE.value, "sigmoid": BETA_SIGMOID.value, "double_sigmoid": BETA_DOUBLE_SIGMOID.value}
@@ -198,7 +197,7 @@ def launch_tiles(c: Call, ws: Workspace, p: Plan) -> None:
     HV = c.v.shape[2]
     kda_tiles_kernel[(c.chunks * HV * (CHUNK // TILE),)](
         c.q, c.k, c.g, c.beta, c.A_log, c.dt_bias,
-        ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk,
+        ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile,
         *c.where[:2], c.scale, c.lower_bound, c.l2norm_eps, *c.where[2:], 0,
         *c.q.stride(), *c.k.stride(), *c.g.stride(), *c.beta.stride(),
         H, HV, K, p.KP, p.tiles.block, CHUNK, TILE, c.gate, c.l2norm_eps >= 0, c.beta_code, *c.search,
@@ -209,10 +208,10 @@ def launch_tiles(c: Call, ws: Workspace, p: Plan) -> None:
 def launch_chunks(c: Call, ws: Workspace, p: Plan) -> None:
     """Stages 2 to 4 between tiles."""
     HV, V = c.v.shape[2:]
-    kda_chunks_kernel[(c.chunks * HV * PARTS,)](
-        c.v, c.o, ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk,
-        ws.w, ws.u, ws.qg, ws.kg, ws.chunk_decay, *c.where, *c.v.stride(),
-        HV, p.KP, V, p.VP, p.chunks.block, min(p.chunks.block, p.VP), CHUNK, TILE, PARTS, *c.search,
+    kda_chunks_kernel[(c.chunks * HV,)](
+        c.v, c.o, ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile,
+        ws.wq, ws.uo, ws.kg, ws.chunk_decay, *c.where, *c.v.stride(),
+        HV, p.KP, V, p.VP, p.chunks.block, min(p.chunks.block, p.VP), CHUNK, TILE, *c.search,
         p.solve, p.precision, **_options(p.chunks),
     )  # fmt: skip
 
@@ -221,7 +220,7 @@ def launch_state(c: Call, ws: Workspace, p: Plan) -> None:
     """Stages 5 and 6."""
     HV, V = c.v.shape[2:]
     kda_state_kernel[(c.N * HV * (p.VP // p.state.block),)](
-        ws.w, ws.u, ws.qg, ws.kg, ws.Aqk, ws.chunk_decay, c.o, c.initial_state, c.final_state, *c.where[:3],
+        ws.wq, ws.uo, ws.kg, ws.chunk_decay, c.o, c.initial_state, c.final_state, *c.where[:3],
         HV, c.q.shape[3], p.KP, V, p.VP, p.state.block, CHUNK, c.search[0],
         c.initial_state is not None, c.final_state is not None, p.precision, p.state.stages, **_options(p.state),
     )  # fmt: skip
@@ -283,13 +282,12 @@ class Workspace(NamedTuple):
     k_start: Float[Tensor, "chunks HV C KP"]  # k times its decay from the tile's start
     k_end: Float[Tensor, "chunks HV C KP"]  # k times its decay to the tile's end
     q_start: Float[Tensor, "chunks HV C KP"]
-    w: Float[Tensor, "chunks HV C KP"]
-    qg: Float[Tensor, "chunks HV C KP"]  # q times its decay from the chunk's start
     kg: Float[Tensor, "chunks HV C KP"]  # k times its decay to the chunk's end
-    u: Float[Tensor, "chunks HV C VP"]
-    Aqk: Float[Tensor, "chunks HV C C"]
+    wq: Float[Tensor, "chunks HV 2C KP"]  # w above Aqk w - q exp(G)
+    uo: Float[Tensor, "chunks HV 2C VP"]  # u above Aqk u
     T_tile: Float[Tensor, "chunks HV C 16"]
-    tile_gate: Float[Tensor, "chunks HV 4 KP"]
+    Aqk_tile: Float[Tensor, "chunks HV C 16"]
+    tile_gate: Float[Tensor, "chunks HV 4 KP"]  # a tile's sum of gates, log2 units
     chunk_decay: Float[Tensor, "chunks HV KP"]
     row_factors: Float[Tensor, "chunks HV 3 C"]  # beta, 1 / |k|, scale / |q|
 
@@ -297,16 +295,16 @@ class Workspace(NamedTuple):
 def workspace(q: Tensor, chunks: int, HV: int, p: Plan) -> Workspace:
     """Memory for the intermediates, uninitialised."""
     cells = chunks * HV
-    by_key = torch.empty(6, cells, CHUNK, p.KP, dtype=q.dtype, device=q.device)
-    solve = torch.float16 if p.solve == tl.float16 else torch.float32
+    full = {"device": q.device, "dtype": torch.float32}
     return Workspace(
-        *by_key.unbind(),
-        u=q.new_empty(cells, CHUNK, p.VP),
-        Aqk=q.new_empty(cells, CHUNK, CHUNK),
-        T_tile=torch.empty(cells, CHUNK, TILE, dtype=solve, device=q.device),
-        tile_gate=torch.empty(cells, CHUNK // TILE, p.KP, dtype=torch.float32, device=q.device),
-        chunk_decay=torch.empty(cells, p.KP, dtype=torch.float32, device=q.device),
-        row_factors=torch.empty(cells, 3, CHUNK, dtype=torch.float32, device=q.device),
+        *q.new_empty(4, cells, CHUNK, p.KP).unbind(),
+        wq=q.new_empty(cells, 2 * CHUNK, p.KP),
+        uo=q.new_empty(cells, 2 * CHUNK, p.VP),
+        T_tile=q.new_empty(cells, CHUNK, TILE, dtype=torch.float16 if p.solve == tl.float16 else torch.float32),
+        Aqk_tile=q.new_empty(cells, CHUNK, TILE),
+        tile_gate=torch.empty(cells, CHUNK // TILE, p.KP, **full),
+        chunk_decay=torch.empty(cells, p.KP, **full),
+        row_factors=torch.empty(cells, 3, CHUNK, **full),
     )
 
 

@@ -6,8 +6,12 @@ from the left tile's row to its end, the tiles between, and that from the right 
     tiles (1, 0), (2, 1), (3, 2)   k_start_i . k_end_j                        nothing between
     tiles (2, 0), (3, 0), (3, 1)   k_start_i d_2  .  d_1 k_end_j              split at the middle of the chunk
 
-Stage 3 merges at 32 and at 64: T <- T - T A_h T. Stage 4 writes w, u, and q and k with their decay from the
-chunk's start and to its end.
+Stage 3 merges at 32 and at 64: T <- T - T A_h T. Stage 4 writes w and u, and beside them the same products
+for the output. With v_new = u - w S, stage 6 is affine in the state the chunk starts from,
+
+    o = (q exp(G)) S + Aqk v_new = (q exp(G) - Aqk w) S + Aqk u
+
+so the serial kernel takes both from one product: [v_new; o] = uo - wq S, wq = [w; Aqk w - q exp(G)], uo = [u; Aqk u].
 """
 
 import triton
@@ -71,10 +75,9 @@ def kda_chunks_kernel(
     tile_gate,
     row_factors,
     T_tile,
-    Aqk_out,
-    w,
-    u,
-    qg,
+    Aqk_tile,
+    wq,
+    uo,
     kg,
     chunk_decay,
     cu_seqlens,
@@ -93,7 +96,6 @@ def kda_chunks_kernel(
     BV: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
-    PARTS: tl.constexpr,
     PACKED: tl.constexpr,
     STEPS: tl.constexpr,
     SOLVE: tl.constexpr,
@@ -101,8 +103,7 @@ def kda_chunks_kernel(
 ):
     pid = tl.program_id(0)
     hv = pid % HV
-    part = pid // HV % PARTS
-    chunk = pid // (HV * PARTS)
+    chunk = pid // HV
     row, segment, token, end = locate_chunk(chunk, cu_seqlens, first_chunk, T, N, PACKED, STEPS, CHUNK)
     if segment > N:
         return
@@ -111,75 +112,72 @@ def kda_chunks_kernel(
     if segment == N:  # rows past the last segment
         for v0 in range(0, VP, BV):
             value = v0 + tl.arange(0, BV)
-            zero = tl.zeros([CHUNK, BV], o.dtype.element_ty)
             at = ((token.to(tl.int64) + rows[:, None]) * HV + hv) * V + value[None, :]
-            tl.store(o + at, zero, mask=valid[:, None] & (value < V)[None, :])
+            tl.store(o + at, tl.zeros([CHUNK, BV], o.dtype.element_ty), mask=valid[:, None] & (value < V)[None, :])
         return
 
     DOT: tl.constexpr = k_start.dtype.element_ty
     cell = chunk.to(tl.int64) * HV + hv
     tile = rows // TILE
-    same_tile = tile[:, None] == tile[None, :]
     row_factors += cell * 3 * CHUNK + rows
     strength = tl.load(row_factors)
     k_norm = tl.load(row_factors + CHUNK)
     q_norm = tl.load(row_factors + 2 * CHUNK)
-    tile_gate += cell * (CHUNK // TILE) * KP
-    chunk_decay += cell * KP
     k_start += cell * CHUNK * KP
     k_end += cell * CHUNK * KP
     q_start += cell * CHUNK * KP
-    w += cell * CHUNK * KP
-    qg += cell * CHUNK * KP
     kg += cell * CHUNK * KP
-    u += cell * CHUNK * VP
-    T_tile += cell * CHUNK * TILE
-    Aqk_out += cell * CHUNK * CHUNK
+    wq += cell * 2 * CHUNK * KP
+    uo += cell * 2 * CHUNK * VP
+    chunk_decay += cell * KP
     channel = tl.arange(0, BK)
+    gates = tile_gate + cell * (CHUNK // TILE) * KP + channel
     at = rows[:, None] * KP + channel[None, :]
-    gates = tile_gate + channel
+    same_tile = tile[:, None] == tile[None, :]
+    tile_at = cell * CHUNK * TILE + rows[:, None] * TILE + (rows % TILE)[None, :]
 
-    if part == 0:
-        # stage 2: A between tiles
-        A = tl.zeros([CHUNK, CHUNK], tl.float32)
-        for k0 in range(0, KP, BK):
-            x_start = tl.load(k_start + at + k0)
-            x_end = tl.load(k_end + at + k0)
-            A += between_tiles(x_start, x_end, gates + k0, KP, CHUNK, PRECISION)
-        A *= (strength * k_norm)[:, None] * k_norm[None, :]
+    # stage 2: A between tiles
+    A = tl.zeros([CHUNK, CHUNK], tl.float32)
+    for k0 in range(0, KP, BK):
+        A += between_tiles(tl.load(k_start + at + k0), tl.load(k_end + at + k0), gates + k0, KP, CHUNK, PRECISION)
+    A *= (strength * k_norm)[:, None] * k_norm[None, :]
 
-        # stage 3
-        X = tl.load(T_tile + rows[:, None] * TILE + (rows % TILE)[None, :], mask=same_tile, other=0.0)
-        X = merge_inverses(X.to(tl.float32), A, TILE, CHUNK, SOLVE, PRECISION)
-        X = merge_inverses(X, A, 2 * TILE, CHUNK, SOLVE, PRECISION)
+    # stage 3
+    X = tl.load(T_tile + tile_at, mask=same_tile, other=0.0).to(tl.float32)
+    X = merge_inverses(X, A, TILE, CHUNK, SOLVE, PRECISION)
+    X = merge_inverses(X, A, 2 * TILE, CHUNK, SOLVE, PRECISION)
+    X *= strength[None, :]
+    T_k = (X * k_norm[None, :]).to(DOT)
+    T_v = X.to(DOT)
 
-        # stage 4
-        X *= strength[None, :]
-        X_k = (X * k_norm[None, :]).to(DOT)
-        for k0 in range(0, KP, BK):
-            before = decay_before(gates + k0, tile, KP)
-            x_w = tl.dot(X_k, (tl.load(k_start + at + k0) * before).to(DOT), input_precision=PRECISION)
-            tl.store(w + at + k0, x_w.to(DOT))
-            after, whole = decay_after(gates + k0, tile, KP)
-            tl.store(kg + at + k0, (tl.load(k_end + at + k0) * after * k_norm[:, None]).to(DOT))
-            tl.store(chunk_decay + k0 + channel, whole)
-        X_v = X.to(DOT)
-        v += row.to(tl.int64) * v_sb + hv.to(tl.int64) * v_sh + token.to(tl.int64) * v_st
-        r = rows.to(tl.int64)[:, None]
-        for v0 in range(0, VP, BV):
-            value = v0 + tl.arange(0, BV)
-            mask = valid[:, None] & (value < V)[None, :]
-            x_v = tl.load(v + r * v_st + value.to(tl.int64)[None, :] * v_sv, mask=mask, other=0.0).to(DOT)
-            x_u = tl.dot(X_v, x_v, input_precision=PRECISION)
-            tl.store(u + rows[:, None] * VP + value[None, :], x_u.to(DOT))
-    if part == PARTS - 1:
-        # stage 2: Aqk between tiles
-        Aqk = tl.zeros([CHUNK, CHUNK], tl.float32)
-        for k0 in range(0, KP, BK):
-            x_start = tl.load(q_start + at + k0)
-            x_end = tl.load(k_end + at + k0)
-            Aqk += between_tiles(x_start, x_end, gates + k0, KP, CHUNK, PRECISION)
-            before = decay_before(gates + k0, tile, KP)
-            tl.store(qg + at + k0, (x_start * before * q_norm[:, None]).to(DOT))
-        Aqk *= q_norm[:, None] * k_norm[None, :]
-        tl.store(Aqk_out + rows[:, None] * CHUNK + rows[None, :], Aqk.to(DOT), mask=~same_tile)
+    # stage 2: Aqk between tiles; and its product with T, the only way that it is used
+    Aqk = tl.zeros([CHUNK, CHUNK], tl.float32)
+    for k0 in range(0, KP, BK):
+        Aqk += between_tiles(tl.load(q_start + at + k0), tl.load(k_end + at + k0), gates + k0, KP, CHUNK, PRECISION)
+    Aqk *= q_norm[:, None] * k_norm[None, :]
+    Aqk = tl.where(same_tile, tl.load(Aqk_tile + tile_at, mask=same_tile, other=0.0).to(tl.float32), Aqk)
+    M = tl.dot(Aqk.to(DOT), T_v, input_precision=PRECISION)
+    M_k = (M * k_norm[None, :]).to(DOT)
+    M_v = M.to(DOT)
+
+    # stage 4
+    for k0 in range(0, KP, BK):
+        before = decay_before(gates + k0, tile, KP)
+        beta_k = (tl.load(k_start + at + k0) * before).to(DOT)
+        tl.store(wq + at + k0, tl.dot(T_k, beta_k, input_precision=PRECISION).to(DOT))
+        qg = tl.load(q_start + at + k0) * before * q_norm[:, None]
+        x_q = tl.dot(M_k, beta_k, input_precision=PRECISION) - qg
+        tl.store(wq + CHUNK * KP + at + k0, x_q.to(DOT))
+    for k0 in range(0, KP, BK):
+        after, whole = decay_after(gates + k0, tile, KP)
+        tl.store(kg + at + k0, (tl.load(k_end + at + k0) * after * k_norm[:, None]).to(DOT))
+        tl.store(chunk_decay + k0 + channel, whole)
+    v += row.to(tl.int64) * v_sb + hv.to(tl.int64) * v_sh + token.to(tl.int64) * v_st
+    r = rows.to(tl.int64)[:, None]
+    for v0 in range(0, VP, BV):
+        value = v0 + tl.arange(0, BV)
+        mask = valid[:, None] & (value < V)[None, :]
+        x_v = tl.load(v + r * v_st + value.to(tl.int64)[None, :] * v_sv, mask=mask, other=0.0).to(DOT)
+        v_at = rows[:, None] * VP + value[None, :]
+        tl.store(uo + v_at, tl.dot(T_v, x_v, input_precision=PRECISION).to(DOT))
+        tl.store(uo + CHUNK * VP + v_at, tl.dot(M_v, x_v, input_precision=PRECISION).to(DOT))

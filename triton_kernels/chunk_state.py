@@ -2,11 +2,11 @@
 
 One program a segment, head and slice of value channels, with the state [K, slice] in fp32 registers:
 
-    stage 5   v_new  = u - w S
-              S_next = exp(G_C) S + kg^T v_new
-    stage 6   o      = qg S + Aqk v_new
+    [v_new; o] = uo - wq S                      v_new = u - w S; the output's rows are made likewise
+    S_next     = exp(G_C) S + kg^T v_new
 
-The only serial part: everything it reads was computed without knowing S.
+The only serial part, so everything that can be computed without S was: a chunk is two products, one after
+the other.
 """
 
 import triton
@@ -17,11 +17,9 @@ from .chunk_table import load_offset
 
 @triton.jit
 def kda_state_kernel(
-    w,
-    u,
-    qg,
+    wq,
+    uo,
     kg,
-    Aqk,
     chunk_decay,
     o,
     initial_state,
@@ -58,7 +56,7 @@ def kda_state_kernel(
         chunks = tl.cdiv(T, CHUNK)
         first = segment * chunks
 
-    DOT: tl.constexpr = w.dtype.element_ty
+    DOT: tl.constexpr = wq.dtype.element_ty
     channel = tl.arange(0, KP)
     rows = tl.arange(0, CHUNK)
     state_at = ((segment.to(tl.int64) * HV + hv) * K + channel[:, None]) * V + value[None, :]
@@ -67,32 +65,27 @@ def kda_state_kernel(
     if HAS_INITIAL:
         S = tl.load(initial_state + state_at, mask=state_mask, other=0.0)
 
+    # scalar pointers walk, offsets stay: one addition a tensor and chunk, instead of one an element
     cell = first.to(tl.int64) * HV + hv
-    by_key = cell * CHUNK * KP + rows[:, None] * KP + channel[None, :]
-    w += by_key
-    qg += by_key
-    kg += by_key
-    u += cell * CHUNK * VP + rows[:, None] * VP + value[None, :]
-    Aqk += cell * CHUNK * CHUNK + rows[:, None] * CHUNK + rows[None, :]
-    chunk_decay += cell * KP + channel
-    o += ((start + rows[:, None]) * HV + hv) * V + value[None, :]
+    wq += cell * 2 * CHUNK * KP
+    uo += cell * 2 * CHUNK * VP
+    kg += cell * CHUNK * KP
+    chunk_decay += cell * KP
+    o += (start * HV + hv) * V
+    both = tl.arange(0, 2 * CHUNK)[:, None]
+    o_at = rows[:, None] * (HV * V) + value[None, :]
     for n in tl.range(0, chunks, num_stages=STAGES):
-        S_half = S.to(DOT)
-        x_w = tl.load(w)
-        x_u = tl.load(u)
-        x_q = tl.load(qg)
-        x_k = tl.load(kg)
-        x_A = tl.load(Aqk)
-        decay = tl.load(chunk_decay)
-        v_new = (x_u - tl.dot(x_w, S_half, input_precision=PRECISION)).to(DOT)
-        x_o = tl.dot(x_q, S_half, input_precision=PRECISION) + tl.dot(x_A, v_new, input_precision=PRECISION)
-        S = S * decay[:, None] + tl.dot(tl.trans(x_k), v_new, input_precision=PRECISION)
-        tl.store(o, x_o.to(o.dtype.element_ty), mask=(rows < length - n * CHUNK)[:, None] & (value < V)[None, :])
-        w += HV * CHUNK * KP
-        qg += HV * CHUNK * KP
+        x_wq = tl.load(wq + both * KP + channel[None, :])
+        x_uo = tl.load(uo + both * VP + value[None, :])
+        x_kg = tl.load(kg + rows[:, None] * KP + channel[None, :])
+        decay = tl.load(chunk_decay + channel)
+        x_vo = x_uo - tl.dot(x_wq, S.to(DOT), input_precision=PRECISION)
+        v_new, x_o = tl.split(tl.permute(tl.reshape(x_vo, [2, CHUNK, BV]), [1, 2, 0]))
+        S = S * decay[:, None] + tl.dot(tl.trans(x_kg), v_new.to(DOT), input_precision=PRECISION)
+        tl.store(o + o_at, x_o.to(o.dtype.element_ty), mask=(rows < length - n * CHUNK)[:, None] & (value < V)[None, :])
+        wq += HV * 2 * CHUNK * KP
+        uo += HV * 2 * CHUNK * VP
         kg += HV * CHUNK * KP
-        u += HV * CHUNK * VP
-        Aqk += HV * CHUNK * CHUNK
         chunk_decay += HV * KP
         o += CHUNK * HV * V
     if HAS_FINAL:

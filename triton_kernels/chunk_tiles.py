@@ -132,7 +132,7 @@ def kda_tiles_kernel(
     tile_gate,
     row_factors,
     T_tile,
-    Aqk_out,
+    Aqk_tile,
     cu_seqlens,
     first_chunk,
     scale,
@@ -256,4 +256,4 @@ def kda_tiles_kernel(
     Aqk = tl.where(j < i, Aqk, tl.where(j == i, qk, 0.0)) * q_norm[:, None] * k_norm[None, :]
     X = invert_tile(A, SOLVE, PRECISION)
     tl.store(T_tile + out_row * TILE + i * TILE + j, X.to(T_tile.dtype.element_ty))
-    tl.store(Aqk_out + out_row * CHUNK + i * CHUNK + tile * TILE + j, Aqk.to(Aqk_out.dtype.element_ty))
+    tl.store(Aqk_tile + out_row * TILE + i * TILE + j, Aqk.to(Aqk_tile.dtype.element_ty))
