@@ -129,6 +129,7 @@ class Plan(NamedTuple):
     dot: tl.dtype
     solve: tl.dtype  # operands of the inverse
     precision: str
+    programs: int  # of the chunks kernel, each walking over its share
 
 
 def plan(q: Tensor, V: int, normalised: bool) -> Plan:
@@ -141,11 +142,12 @@ def plan(q: Tensor, V: int, normalised: bool) -> Plan:
         KP=KP,
         VP=VP,
         tiles=Launch(min(64, KP), warps=1),
-        chunks=Launch(min(64 if half else 32, KP), warps=4),
+        chunks=Launch(min(128 if half else 32, KP), warps=8, stages=2 if half and KP <= 128 else 1),
         state=Launch(min(32, VP), warps=4, stages=3 if half and KP <= 128 else 1),
         dot=DOT_DTYPES[q.dtype],
         solve=tl.float16 if half and normalised else tl.float32,
         precision=precision,
+        programs=132,
     )
 
 
@@ -196,11 +198,11 @@ def launch_tiles(c: Call, ws: Workspace, p: Plan) -> None:
     H, K = c.q.shape[2:]
     HV = c.v.shape[2]
     kda_tiles_kernel[(c.chunks * HV * (CHUNK // TILE),)](
-        c.q, c.k, c.g, c.beta, c.A_log, c.dt_bias,
-        ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile,
+        c.q, c.k, c.g, c.beta, c.A_log, c.dt_bias, c.o,
+        ws.kq_start, ws.k_end, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile, ws.chunk_place,
         *c.where[:2], c.scale, c.lower_bound, c.l2norm_eps, *c.where[2:], 0,
         *c.q.stride(), *c.k.stride(), *c.g.stride(), *c.beta.stride(),
-        H, HV, K, p.KP, p.tiles.block, CHUNK, TILE, c.gate, c.l2norm_eps >= 0, c.beta_code, *c.search,
+        H, HV, K, p.KP, c.v.shape[3], p.VP, p.tiles.block, CHUNK, TILE, c.gate, c.l2norm_eps >= 0, c.beta_code, *c.search,
         p.dot, p.solve, p.precision, **_options(p.tiles),
     )  # fmt: skip
 
@@ -208,11 +210,12 @@ def launch_tiles(c: Call, ws: Workspace, p: Plan) -> None:
 def launch_chunks(c: Call, ws: Workspace, p: Plan) -> None:
     """Stages 2 to 4 between tiles."""
     HV, V = c.v.shape[2:]
-    kda_chunks_kernel[(c.chunks * HV,)](
-        c.v, c.o, ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile,
-        ws.wq, ws.uo, ws.kg, ws.chunk_decay, *c.where, *c.v.stride(),
-        HV, p.KP, V, p.VP, p.chunks.block, min(p.chunks.block, p.VP), CHUNK, TILE, *c.search,
-        p.solve, p.precision, **_options(p.chunks),
+    cells = c.chunks * HV
+    kda_chunks_kernel[(min(cells, p.programs),)](
+        c.v, ws.kq_start, ws.k_end, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile, ws.chunk_place,
+        ws.wq, ws.uo, ws.kg, ws.chunk_decay, cells, *c.v.stride(),
+        HV, p.KP, V, p.VP, p.chunks.block, min(p.chunks.block, p.VP), CHUNK, TILE,
+        p.solve, p.precision, p.chunks.stages, **_options(p.chunks),
     )  # fmt: skip
 
 
@@ -279,17 +282,17 @@ def _forward(*arguments):  # type: ignore[no-untyped-def]
 class Workspace(NamedTuple):
     """What one kernel leaves for the next; all dense, chunk by chunk."""
 
-    k_start: Float[Tensor, "chunks HV C KP"]  # k times its decay from the tile's start
     k_end: Float[Tensor, "chunks HV C KP"]  # k times its decay to the tile's end
-    q_start: Float[Tensor, "chunks HV C KP"]
     kg: Float[Tensor, "chunks HV C KP"]  # k times its decay to the chunk's end
+    kq_start: Float[Tensor, "chunks HV 2C KP"]  # k above q, times their decay from the tile's start
     wq: Float[Tensor, "chunks HV 2C KP"]  # w above Aqk w - q exp(G)
     uo: Float[Tensor, "chunks HV 2C VP"]  # u above Aqk u
     T_tile: Float[Tensor, "chunks HV C 16"]
     Aqk_tile: Float[Tensor, "chunks HV C 16"]
     tile_gate: Float[Tensor, "chunks HV 4 KP"]  # a tile's sum of gates, log2 units
     chunk_decay: Float[Tensor, "chunks HV KP"]
-    row_factors: Float[Tensor, "chunks HV 3 C"]  # beta, 1 / |k|, scale / |q|
+    row_factors: Float[Tensor, "chunks HV 4 C"]  # beta / |k|, scale / |q|, 1 / |k|, beta
+    chunk_place: Int[Tensor, "chunks 3"]  # batch row, first token, end
 
 
 def workspace(q: Tensor, chunks: int, HV: int, p: Plan) -> Workspace:
@@ -297,14 +300,15 @@ def workspace(q: Tensor, chunks: int, HV: int, p: Plan) -> Workspace:
     cells = chunks * HV
     full = {"device": q.device, "dtype": torch.float32}
     return Workspace(
-        *q.new_empty(4, cells, CHUNK, p.KP).unbind(),
-        wq=q.new_empty(cells, 2 * CHUNK, p.KP),
+        *q.new_empty(2, cells, CHUNK, p.KP).unbind(),
+        *q.new_empty(2, cells, 2 * CHUNK, p.KP).unbind(),
         uo=q.new_empty(cells, 2 * CHUNK, p.VP),
         T_tile=q.new_empty(cells, CHUNK, TILE, dtype=torch.float16 if p.solve == tl.float16 else torch.float32),
         Aqk_tile=q.new_empty(cells, CHUNK, TILE),
         tile_gate=torch.empty(cells, CHUNK // TILE, p.KP, **full),
         chunk_decay=torch.empty(cells, p.KP, **full),
-        row_factors=torch.empty(cells, 3, CHUNK, **full),
+        row_factors=torch.empty(cells, 4, CHUNK, **full),
+        chunk_place=torch.empty(chunks, 3, device=q.device, dtype=torch.int32),
     )
 
 

@@ -118,6 +118,15 @@ def invert_tile(A, SOLVE: tl.constexpr, PRECISION: tl.constexpr):
     return X
 
 
+@triton.jit
+def zero_rows(o, token, valid, hv, HV: tl.constexpr, V: tl.constexpr, VP: tl.constexpr):
+    """o is dense, [T, HV, V] of one packed row."""
+    rows = tl.arange(0, valid.shape[0])[:, None]
+    value = tl.arange(0, VP)[None, :]
+    at = ((token.to(tl.int64) + rows) * HV + hv) * V + value
+    tl.store(o + at, tl.zeros([valid.shape[0], VP], o.dtype.element_ty), mask=valid[:, None] & (value < V))
+
+
 @triton.jit(do_not_specialize=["odd"])
 def kda_tiles_kernel(
     q,
@@ -126,13 +135,14 @@ def kda_tiles_kernel(
     beta,
     A_log,
     dt_bias,
-    k_start,
+    o,
+    kq_start,
     k_end,
-    q_start,
     tile_gate,
     row_factors,
     T_tile,
     Aqk_tile,
+    chunk_place,
     cu_seqlens,
     first_chunk,
     scale,
@@ -160,6 +170,8 @@ def kda_tiles_kernel(
     HV: tl.constexpr,
     K: tl.constexpr,
     KP: tl.constexpr,
+    V: tl.constexpr,
+    VP: tl.constexpr,
     BK: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
@@ -177,11 +189,18 @@ def kda_tiles_kernel(
     tile = pid // HV % (CHUNK // TILE)
     chunk = pid // (HV * (CHUNK // TILE))
     row, segment, token, end = locate_chunk(chunk, cu_seqlens, first_chunk, T, N, PACKED, STEPS, CHUNK)
-    if segment >= N:
+    if (hv == 0) & (tile == 0):
+        tl.store(chunk_place + chunk * 3, row)
+        tl.store(chunk_place + chunk * 3 + 1, token)
+        tl.store(chunk_place + chunk * 3 + 2, tl.where(segment < N, end, token))
+    if segment > N:
         return
     rows = tl.arange(0, TILE)
     token += tile * TILE
     valid = rows < end - token
+    if segment == N:  # rows past the last segment
+        zero_rows(o, token, valid, hv, HV, V, VP)
+        return
     b = row.to(tl.int64)
     t = token.to(tl.int64)
     h = (hv // (HV // H)).to(tl.int64)
@@ -194,11 +213,10 @@ def kda_tiles_kernel(
     # where the tile's rows go: chunks are dense, [chunk, HV, 64, ..]
     cell = chunk.to(tl.int64) * HV + hv
     out_row = cell * CHUNK + tile * TILE
-    k_start += out_row * KP
     k_end += out_row * KP
-    q_start += out_row * KP
+    kq_start += (out_row + cell * CHUNK) * KP  # k above q
     tile_gate += (cell * (CHUNK // TILE) + tile) * KP
-    row_factors += cell * 3 * CHUNK + tile * TILE + rows
+    row_factors += cell * 4 * CHUNK + tile * TILE + rows
     root_rate = 0.0
     if GATE != GATE_NONE:
         root_rate = tl.exp2(tl.load(A_log + hv).to(tl.float32) * (LOG2E / 2))
@@ -233,9 +251,9 @@ def kda_tiles_kernel(
         else:
             k_s, k_e, q_s, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
         at = rows[:, None] * KP + channel[None, :]
-        tl.store(k_start + at, k_s.to(k_start.dtype.element_ty))
-        tl.store(k_end + at, k_e.to(k_end.dtype.element_ty))
-        tl.store(q_start + at, q_s.to(q_start.dtype.element_ty))
+        tl.store(kq_start + at, k_s.to(DOT))
+        tl.store(kq_start + CHUNK * KP + at, q_s.to(DOT))
+        tl.store(k_end + at, k_e.to(DOT))
         tl.store(tile_gate + channel, tl.sum(x_g, axis=0))
 
     # what only scales rows waits until all channels are seen: l2norm, scale, beta
@@ -246,9 +264,10 @@ def kda_tiles_kernel(
     if L2NORM:
         k_norm = tl.rsqrt(diagonal(kk) + l2norm_eps)
         q_norm = scale * tl.rsqrt(diagonal(qq) + l2norm_eps)
-    tl.store(row_factors, strength)
-    tl.store(row_factors + 1 * CHUNK, k_norm)
-    tl.store(row_factors + 2 * CHUNK, q_norm)
+    tl.store(row_factors, strength * k_norm)
+    tl.store(row_factors + CHUNK, q_norm)
+    tl.store(row_factors + 2 * CHUNK, k_norm)
+    tl.store(row_factors + 3 * CHUNK, strength)
 
     i = rows[:, None]
     j = rows[None, :]
