@@ -39,8 +39,6 @@ from .step import (
     read_channels,
     read_token,
     segment,
-    segment_arguments,
-    token_arguments,
     token_offset,
     write_rows_past_the_end,
     write_zero_rows,
@@ -81,18 +79,18 @@ def decode_kernel(
     v,
     g,
     beta,
-    q_strides,
-    k_strides,
-    v_strides,
-    g_strides,
-    beta_strides,
+    q_strides: tl.constexpr,
+    k_strides: tl.constexpr,
+    v_strides: tl.constexpr,
+    g_strides: tl.constexpr,
+    beta_strides: tl.constexpr,
     o,
     pool,
-    pool_strides,
+    pool_strides: tl.constexpr,
     slots,
     pad_slot,
     slot_indices,
-    slot_strides,
+    slot_strides: tl.constexpr,
     accepted,
     cu_seqlens,
     T,
@@ -109,13 +107,13 @@ def decode_kernel(
     V: tl.constexpr,
     M: tl.constexpr,
     SEVERAL: tl.constexpr,
-    STATE_STRIDES: tl.constexpr,
     BK: tl.constexpr,
     BV: tl.constexpr,
 ):
     """Program (n, hv, slice of V): load the state of sequence n from its slot, walk its tokens, store the state.
 
-    M is the number of slots a sequence has, one a token; 0 where it has a single slot for its last state.
+    M is the number of slots a sequence has, one a token; 0 where it has a single slot for its last state. Strides
+    are compiled in: addresses cost less, on the device and at every launch, and a server has few layouts.
     """
     slices: tl.constexpr = (V + BV - 1) // BV
     n = (tl.program_id(0) // (HV * slices)).to(tl.int64)
@@ -133,12 +131,12 @@ def decode_kernel(
     first, end, row = segment(cu_seqlens, n, T)
     o += hv * V + columns
     write_rows_past_the_end(o, HV * V, cu_seqlens, n, N, T, in_v)
-    if slot < 0:
+    if (slot < 0) | (first == end):
         write_zero_rows(o, HV * V, row * T + first, row * T + end, 1, in_v)
         return
 
     pool += hv.to(tl.int64) * pool_strides[1]
-    here = channels[:, None] * STATE_STRIDES[0] + columns[None, :] * STATE_STRIDES[1]
+    here = channels[:, None] * pool_strides[2] + columns[None, :] * pool_strides[3]
     in_state = in_k[:, None] & in_v[None, :]
     S = tl.load(pool + slot * pool_strides[0] + here, mask=in_state, other=0.0, eviction_policy=ONCE).to(tl.float32)
 
@@ -176,6 +174,13 @@ def decode_kernel(
         tl.store(there, S.to(pool.dtype.element_ty), mask=in_state, eviction_policy=ONCE)
 
 
+def settled(x: Tensor) -> tuple[int, ...]:
+    """Strides, 0 along a batch or token axis of length 1: they say nothing there, and must not compile anew."""
+    B, T = x.shape[:2]
+    sb, st, *inner = x.stride()
+    return (sb if B > 1 else 0, st if T > 1 else 0, *inner)
+
+
 def decode_launch(
     q: Tensor,
     k: Tensor,
@@ -195,25 +200,39 @@ def decode_launch(
     """The launch that fills o [B, T, HV, V], contiguous, and updates pool [slots, HV, K, V]."""
     dims = dims_of(q, v, cu_seqlens)
     BK, BV, num_warps = tile_of(dims.K, dims.V, tile)
-    arguments = token_arguments(q, k, v, g, beta) | segment_arguments(cu_seqlens, dims) | front_end
-    arguments |= {
+    per_token = slot_indices.dim() == 2
+    arguments = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "g": g,
+        "beta": beta,
+        "q_strides": settled(q),
+        "k_strides": settled(k),
+        "v_strides": settled(v),
+        "g_strides": settled(g),
+        "beta_strides": settled(beta),
         "o": o,
         "pool": pool,
-        "pool_strides": pool.stride()[:2],
+        "pool_strides": pool.stride(),
         "slots": pool.shape[0],
         "pad_slot": pad_slot,
-    }
-    M = slot_indices.shape[1] if slot_indices.dim() == 2 else 0
-    arguments |= {"slot_indices": slot_indices, "slot_strides": (*slot_indices.stride(), 0)[:2], "accepted": accepted}
-    arguments |= {
+        "slot_indices": slot_indices,
+        "slot_strides": slot_indices.stride() if per_token else (slot_indices.stride(0), 0),
+        "accepted": accepted,
+        "cu_seqlens": cu_seqlens,
+        "T": dims.T,
+        "N": dims.N,
+        "HV": dims.HV,
+        "GROUP": dims.HV // dims.H,
         "scale": scale,
         "K": dims.K,
         "V": dims.V,
-        "M": M,
+        "M": slot_indices.shape[1] if per_token else 0,
         "SEVERAL": dims.T > 1,
-        "STATE_STRIDES": pool.stride()[2:],
         "BK": BK,
         "BV": BV,
+        **front_end,
     }
     return Launch(decode_kernel, (dims.N * dims.HV * cdiv(dims.V, BV),), arguments, num_warps)
 
@@ -330,8 +349,8 @@ def decode_step(
 
 
 def configurations() -> list[Configuration]:
-    """The checkpoint's sizes at every batch size that picks a tile, both pool dtypes, and drafts; odd sizes."""
-    cases = [(CHECKPOINT, B, 1, dtype) for B in (1, 16, 64, 256) for dtype in STATE_DTYPES]
+    """The checkpoint's sizes, alone and in a batch, both pool dtypes, and drafts; odd sizes; the largest K."""
+    cases = [(CHECKPOINT, B, 1, dtype) for B in (1, 64) for dtype in STATE_DTYPES]
     cases += [(CHECKPOINT, 16, 4, torch.float32), ({"H": 2, "HV": 4, "K": 60, "V": 20}, 3, 4, torch.bfloat16)]
     cases += [({"H": 2, "HV": 4, "K": 256, "V": 512}, 64, 1, torch.float32)]
     found = []
