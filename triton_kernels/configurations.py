@@ -18,10 +18,9 @@ META = "meta"
 CHECKPOINT = {"H": 32, "HV": 32, "K": 128, "V": 128}  # heads and channels of Kimi-Linear-48B
 
 
-def example_inputs(
-    B: int, T: int, H: int, HV: int, K: int, V: int, dtype: torch.dtype = torch.bfloat16
-) -> dict[str, Tensor]:
-    """q, k, v, g and beta of a call."""
+def example_inputs(B: int, T: int, sizes: dict[str, int], dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+    """q, k, v, g and beta of a call with these H, HV, K and V."""
+    H, HV, K, V = (sizes[name] for name in ("H", "HV", "K", "V"))
     shapes = {"q": (B, T, H, K), "k": (B, T, H, K), "v": (B, T, HV, V), "g": (B, T, HV, K), "beta": (B, T, HV)}
     return {name: torch.empty(shape, dtype=dtype, device=META) for name, shape in shapes.items()}
 

@@ -356,7 +356,7 @@ def configurations() -> list[Configuration]:
     found = []
     for sizes, B, T, dtype in cases:
         HV, K, V = sizes["HV"], sizes["K"], sizes["V"]
-        x = example_inputs(B=B, T=T, **sizes)
+        x = example_inputs(B, T, sizes)
         slots = empty(B, dtype=torch.int32) if T == 1 else empty(B, T, dtype=torch.int32)
         for gate, front_end in example_front_ends(HV, K).items():
             launch = decode_launch(

@@ -252,7 +252,7 @@ def configurations() -> list[Configuration]:
     """The checkpoint's sizes with each gate, the largest K, and odd sizes, packed."""
     found = []
     for sizes in (CHECKPOINT, {"H": 2, "HV": 4, "K": 256, "V": 512}, {"H": 2, "HV": 4, "K": 60, "V": 20}):
-        x = example_inputs(B=1, T=64, **sizes)
+        x = example_inputs(1, 64, sizes)
         h0, cu_seqlens = empty(1, sizes["HV"], sizes["K"], sizes["V"]), empty(2, dtype=torch.int64)
         for gate, front_end in example_front_ends(sizes["HV"], sizes["K"]).items():
             raw = front_end_arguments(front_end)

@@ -7,12 +7,12 @@ import triton
 import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import silu
 
 from .configurations import describe, empty
 from .conv_checks import check_conv_update
 from .gate import sigmoid
 from .pool import check_slot_contents, read_slot, size_if
-from .short_conv import causal_conv1d_ref
 from .support import MIN_BLOCK, Configuration, Launch, cdiv, check_no_gradient, define_op, next_power_of_2
 
 BLOCK_D = 128  # channels a program; with one warp the best of six choices on an H200
@@ -34,17 +34,10 @@ def causal_conv1d_update_ref(
     slots = range(len(x)) if slot_indices is None else slot_indices.tolist()
     for b, slot in enumerate(slots):
         if slot != pad_slot and 0 <= slot < len(pool):
-            state = pool[slot : slot + 1].to(x.dtype)
-            out, state = causal_conv1d_ref(
-                x[b][None, None],
-                weight,
-                bias=bias,
-                activation=activation,
-                initial_state=state,
-                output_final_state=True,
-            )
-            y[b], pool[slot] = out[0, 0], state[0]
-    return y, pool
+            window = torch.cat([pool[slot].to(x.dtype), x[b][:, None]], dim=1)  # [D, W]
+            y[b] = (window * weight).sum(-1) + (0 if bias is None else bias)
+            pool[slot] = window[:, 1:]
+    return (y if activation is None else silu(y)), pool
 
 
 @triton.jit
@@ -102,7 +95,7 @@ def conv_update_launch(
     weight: Tensor,
     y: Tensor,
     bias: Tensor | None,
-    silu: bool,
+    with_silu: bool,
     slot_indices: Tensor | None,
     pad_slot: int,
 ) -> Launch:
@@ -114,7 +107,7 @@ def conv_update_launch(
     arguments = {"x": x, "x_strides": x.stride(), "y": y, "weight": weight, "weight_strides": weight.stride()}
     arguments |= {"pool": pool, "pool_strides": pool.stride(), "slots": pool.shape[0], "bias": bias}
     arguments |= {"slot_indices": slot_indices, "slot_strides": strides, "pad_slot": pad_slot}
-    arguments |= {"D": D, "W": W, "SILU": silu, "BW": next_power_of_2(W), "BD": BD}
+    arguments |= {"D": D, "W": W, "SILU": with_silu, "BW": next_power_of_2(W), "BD": BD}
     return Launch(conv_update_kernel, (B, cdiv(D, BD)), arguments, NUM_WARPS)
 
 
@@ -123,12 +116,12 @@ def _update(
     conv_state: Tensor,
     weight: Tensor,
     bias: Tensor | None,
-    silu: bool,
+    with_silu: bool,
     slot_indices: Tensor | None,
     pad_slot: int,
 ) -> Tensor:
     y = torch.empty_like(x, memory_format=torch.contiguous_format)
-    conv_update_launch(x, conv_state, weight, y, bias, silu, slot_indices, pad_slot).run()
+    conv_update_launch(x, conv_state, weight, y, bias, with_silu, slot_indices, pad_slot).run()
     return y
 
 
