@@ -213,8 +213,8 @@ def launch_chunks(c: Call, ws: Workspace, p: Plan) -> None:
     cells = c.chunks * HV
     kda_chunks_kernel[(min(cells, p.programs),)](
         c.v, ws.kq_start, ws.k_end, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile, ws.chunk_place,
-        ws.wq, ws.uo, ws.kg, ws.chunk_decay, cells, *c.v.stride(),
-        HV, p.KP, V, p.VP, p.chunks.block, min(p.chunks.block, p.VP), CHUNK, TILE,
+        ws.wq, ws.uo, ws.kg, ws.chunk_decay, c.first_chunk, cells, c.N, *c.v.stride(),
+        HV, p.KP, V, p.VP, p.chunks.block, min(p.chunks.block, p.VP), CHUNK, TILE, c.search[0],
         p.solve, p.precision, p.chunks.stages, **_options(p.chunks),
     )  # fmt: skip
 

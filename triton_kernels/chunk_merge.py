@@ -68,11 +68,13 @@ def kda_chunks_kernel(
     uo,
     kg,
     chunk_decay,
+    first_chunk,
     cells,
+    N,
     v_sb,
-    v_st,
+    v_st: tl.constexpr,
     v_sh,
-    v_sv,
+    v_sv: tl.constexpr,
     HV: tl.constexpr,
     KP: tl.constexpr,
     V: tl.constexpr,
@@ -81,12 +83,15 @@ def kda_chunks_kernel(
     BV: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
+    PACKED: tl.constexpr,
     SOLVE: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """A program takes every so many-th chunk and head, and fetches the next while it works on one."""
     DOT: tl.constexpr = k_end.dtype.element_ty
+    if PACKED:
+        cells = tl.load(first_chunk + N) * HV  # the grid holds as many as there could be
     pid = tl.program_id(0)
     step = tl.num_programs(0).to(tl.int64)
     cell = pid.to(tl.int64)

@@ -44,8 +44,8 @@ def add_level(q, k, prefix, suffix, A, Aqk, h: tl.constexpr, DOT: tl.constexpr, 
     """Stage 2 between sibling blocks of h rows: right rows carry their prefix, left ones their suffix."""
     rows = tl.arange(0, q.shape[0])
     factor = tl.where(((rows // h) % 2 == 1)[:, None], prefix, suffix)
-    k_factor = (k * factor).to(DOT)
-    q_factor = (q * factor).to(DOT)
+    k_factor = k * factor.to(DOT)
+    q_factor = q * factor.to(DOT)
     siblings = sibling_mask(rows[:, None], rows[None, :], h)
     A += tl.where(siblings, tl.dot(k_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
     Aqk += tl.where(siblings, tl.dot(q_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
@@ -84,6 +84,8 @@ def add_products_from_middle(q, k, g, lower_bound, A, Aqk, DOT: tl.constexpr, PR
     G lies within 40 of c, so both factors fit bf16 and fp32. c is a constant: a reference taken from the
     gates themselves would let later tokens round earlier ones.
     """
+    k = k.to(tl.float32)
+    q = q.to(tl.float32)
     c = MIDDLE * LOG2E * lower_bound
     G = tl.cumsum(g, axis=0)
     after = tl.exp2(G - c)
@@ -152,17 +154,17 @@ def kda_tiles_kernel(
     N,
     odd,
     q_sb,
-    q_st,
+    q_st: tl.constexpr,
     q_sh,
-    q_sk,
+    q_sk: tl.constexpr,
     k_sb,
-    k_st,
+    k_st: tl.constexpr,
     k_sh,
-    k_sk,
+    k_sk: tl.constexpr,
     g_sb,
-    g_st,
+    g_st: tl.constexpr,
     g_sh,
-    g_sk,
+    g_sk: tl.constexpr,
     beta_sb,
     beta_st,
     beta_sh,
@@ -226,7 +228,7 @@ def kda_tiles_kernel(
     kk = tl.zeros([TILE, TILE], tl.float32)
     qq = tl.zeros([TILE, TILE], tl.float32)
     qk = tl.zeros([TILE, TILE], tl.float32)
-    for k0 in range(0, KP, BK):
+    for k0 in tl.range(0, KP, BK, disable_licm=True):
         # odd is 0, which the compiler cannot know: it sees pairs of channels, no longer runs, and so lays
         # them out two to a thread with all rows of a channel in one thread, where sums over rows cost least
         channel = k0 + 2 * odd + tl.arange(0, BK)
@@ -244,8 +246,6 @@ def kda_tiles_kernel(
         if L2NORM:
             kk += tl.dot(x_k, k_t, input_precision=PRECISION)
             qq += tl.dot(x_q, tl.trans(x_q), input_precision=PRECISION)
-        x_q = x_q.to(tl.float32)
-        x_k = x_k.to(tl.float32)
         if GATE == GATE_BOUNDED_MILD:
             k_s, k_e, q_s, A, Aqk = add_products_from_middle(x_q, x_k, x_g, lower_bound, A, Aqk, DOT, PRECISION)
         else:

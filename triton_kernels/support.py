@@ -33,9 +33,19 @@ class Launch(NamedTuple):
     num_stages: int = 1
 
     def run(self) -> None:
-        """Launch, unless there is nothing to do: a grid of 0 programs is an error to the driver."""
-        if 0 not in self.grid:
-            self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
+        """Launch where the first argument lives, unless there is nothing to do: 0 programs is a driver's error."""
+        if 0 in self.grid:
+            return
+        device = next(iter(self.arguments.values())).device
+        # Triton launches on the current device; switching costs more than looking.
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):
+                self._launch()
+        else:
+            self._launch()
+
+    def _launch(self) -> None:
+        self.kernel[self.grid](**self.arguments, num_warps=self.num_warps, num_stages=self.num_stages)
 
 
 class Configuration(NamedTuple):
