@@ -11,6 +11,7 @@ replayed with other offsets in cu_seqlens.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
@@ -37,6 +38,7 @@ from .gate_math import (
 )
 
 MAX_CHANNELS = 256  # K and V: a state slice must fit the registers
+WIDE_SLICE_COST = 1.42  # of a chunk's time with 64 value channels to that with 32, measured on an H200
 MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 BETA_CODES = {None: BETA_NONE.value, "sigmoid": BETA_SIGMOID.value, "double_sigmoid": BETA_DOUBLE_SIGMOID.value}
@@ -129,10 +131,9 @@ class Plan(NamedTuple):
     dot: tl.dtype
     solve: tl.dtype  # operands of the inverse
     precision: str
-    programs: int  # of the chunks kernel, each walking over its share
 
 
-def plan(q: Tensor, V: int, normalised: bool) -> Plan:
+def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int = 1) -> Plan:
     """Choose block shapes."""
     KP = max(16, triton.next_power_of_2(q.shape[-1]))
     VP = max(16, triton.next_power_of_2(V))
@@ -141,14 +142,31 @@ def plan(q: Tensor, V: int, normalised: bool) -> Plan:
     return Plan(
         KP=KP,
         VP=VP,
-        tiles=Launch(min(64, KP), warps=1),
-        chunks=Launch(min(128 if half else 32, KP), warps=8, stages=2 if half and KP <= 128 else 1),
-        state=Launch(min(32, VP), warps=4, stages=3 if half and KP <= 128 else 1),
+        tiles=Launch(min(64, KP), warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
+        chunks=Launch(min(64 if half else 32, KP), warps=4),
+        state=_state_launch(q, VP, KP, segment_heads),
         dot=DOT_DTYPES[q.dtype],
         solve=tl.float16 if half and normalised else tl.float32,
         precision=precision,
-        programs=132,
     )
+
+
+def _state_launch(q: Tensor, VP: int, KP: int, segment_heads: int) -> Launch:
+    """Slices of 32 value channels, or of 64 where that saves rounds of programs: each multiprocessor holds one."""
+    if q.dtype == torch.float32 or KP > 128:
+        return Launch(min(32, VP), warps=8 if KP > 128 else 4)  # 4 warps at K = 256 fault on triton 3.6
+    narrow, wide = (
+        triton.cdiv(segment_heads * max(1, VP // block), _multiprocessors(q.device)) for block in (32, 64)
+    )
+    block = 64 if VP >= 64 and WIDE_SLICE_COST * wide < narrow else min(32, VP)
+    return Launch(block, warps=4, stages=3)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 class Call(NamedTuple):
@@ -199,7 +217,7 @@ def launch_tiles(c: Call, ws: Workspace, p: Plan) -> None:
     HV = c.v.shape[2]
     kda_tiles_kernel[(c.chunks * HV * (CHUNK // TILE),)](
         c.q, c.k, c.g, c.beta, c.A_log, c.dt_bias, c.o,
-        ws.kq_start, ws.k_end, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile, ws.chunk_place,
+        ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile,
         *c.where[:2], c.scale, c.lower_bound, c.l2norm_eps, *c.where[2:], 0,
         *c.q.stride(), *c.k.stride(), *c.g.stride(), *c.beta.stride(),
         H, HV, K, p.KP, c.v.shape[3], p.VP, p.tiles.block, CHUNK, TILE, c.gate, c.l2norm_eps >= 0, c.beta_code, *c.search,
@@ -210,12 +228,11 @@ def launch_tiles(c: Call, ws: Workspace, p: Plan) -> None:
 def launch_chunks(c: Call, ws: Workspace, p: Plan) -> None:
     """Stages 2 to 4 between tiles."""
     HV, V = c.v.shape[2:]
-    cells = c.chunks * HV
-    kda_chunks_kernel[(min(cells, p.programs),)](
-        c.v, ws.kq_start, ws.k_end, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile, ws.chunk_place,
-        ws.wq, ws.uo, ws.kg, ws.chunk_decay, c.first_chunk, cells, c.N, *c.v.stride(),
-        HV, p.KP, V, p.VP, p.chunks.block, min(p.chunks.block, p.VP), CHUNK, TILE, c.search[0],
-        p.solve, p.precision, p.chunks.stages, **_options(p.chunks),
+    kda_chunks_kernel[(c.chunks * HV,)](
+        c.v, ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile,
+        ws.wq, ws.uo, ws.kg, ws.chunk_decay, *c.where, *c.v.stride(),
+        HV, p.KP, V, p.VP, p.chunks.block, min(p.chunks.block, p.VP), CHUNK, TILE, *c.search,
+        p.solve, p.precision, **_options(p.chunks),
     )  # fmt: skip
 
 
@@ -269,7 +286,7 @@ def prepare_call(
 
 def _forward(*arguments):  # type: ignore[no-untyped-def]
     c = prepare_call(*arguments)
-    p = plan(c.q, c.v.shape[3], c.l2norm_eps >= 0)
+    p = plan(c.q, c.v.shape[3], c.l2norm_eps >= 0, c.gate, c.N * c.v.shape[2])
     ws = workspace(c.q, c.chunks, c.v.shape[2], p)
     if c.chunks:
         launch_tiles(c, ws, p)
@@ -282,17 +299,17 @@ def _forward(*arguments):  # type: ignore[no-untyped-def]
 class Workspace(NamedTuple):
     """What one kernel leaves for the next; all dense, chunk by chunk."""
 
+    k_start: Float[Tensor, "chunks HV C KP"]  # k times its decay from the tile's start
     k_end: Float[Tensor, "chunks HV C KP"]  # k times its decay to the tile's end
+    q_start: Float[Tensor, "chunks HV C KP"]
     kg: Float[Tensor, "chunks HV C KP"]  # k times its decay to the chunk's end
-    kq_start: Float[Tensor, "chunks HV 2C KP"]  # k above q, times their decay from the tile's start
     wq: Float[Tensor, "chunks HV 2C KP"]  # w above Aqk w - q exp(G)
     uo: Float[Tensor, "chunks HV 2C VP"]  # u above Aqk u
     T_tile: Float[Tensor, "chunks HV C 16"]
     Aqk_tile: Float[Tensor, "chunks HV C 16"]
     tile_gate: Float[Tensor, "chunks HV 4 KP"]  # a tile's sum of gates, log2 units
     chunk_decay: Float[Tensor, "chunks HV KP"]
-    row_factors: Float[Tensor, "chunks HV 4 C"]  # beta / |k|, scale / |q|, 1 / |k|, beta
-    chunk_place: Int[Tensor, "chunks 3"]  # batch row, first token, end
+    row_factors: Float[Tensor, "chunks HV 3 C"]  # beta, 1 / |k|, scale / |q|
 
 
 def workspace(q: Tensor, chunks: int, HV: int, p: Plan) -> Workspace:
@@ -300,15 +317,14 @@ def workspace(q: Tensor, chunks: int, HV: int, p: Plan) -> Workspace:
     cells = chunks * HV
     full = {"device": q.device, "dtype": torch.float32}
     return Workspace(
-        *q.new_empty(2, cells, CHUNK, p.KP).unbind(),
-        *q.new_empty(2, cells, 2 * CHUNK, p.KP).unbind(),
+        *q.new_empty(4, cells, CHUNK, p.KP).unbind(),
+        wq=q.new_empty(cells, 2 * CHUNK, p.KP),
         uo=q.new_empty(cells, 2 * CHUNK, p.VP),
         T_tile=q.new_empty(cells, CHUNK, TILE, dtype=torch.float16 if p.solve == tl.float16 else torch.float32),
         Aqk_tile=q.new_empty(cells, CHUNK, TILE),
         tile_gate=torch.empty(cells, CHUNK // TILE, p.KP, **full),
         chunk_decay=torch.empty(cells, p.KP, **full),
-        row_factors=torch.empty(cells, 4, CHUNK, **full),
-        chunk_place=torch.empty(chunks, 3, device=q.device, dtype=torch.int32),
+        row_factors=torch.empty(cells, 3, CHUNK, **full),
     )
 
 

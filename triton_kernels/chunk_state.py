@@ -82,7 +82,9 @@ def kda_state_kernel(
         x_vo = x_uo - tl.dot(x_wq, S.to(DOT), input_precision=PRECISION)
         v_new, x_o = tl.split(tl.permute(tl.reshape(x_vo, [2, CHUNK, BV]), [1, 2, 0]))
         S = S * decay[:, None] + tl.dot(tl.trans(x_kg), v_new.to(DOT), input_precision=PRECISION)
-        tl.store(o + o_at, x_o.to(o.dtype.element_ty), mask=(rows < length - n * CHUNK)[:, None] & (value < V)[None, :])
+        tl.store(
+            o + o_at, x_o.to(o.dtype.element_ty), mask=(rows < length - n * CHUNK)[:, None] & (value < V)[None, :]
+        )
         wq += HV * 2 * CHUNK * KP
         uo += HV * 2 * CHUNK * VP
         kg += HV * CHUNK * KP

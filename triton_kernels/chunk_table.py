@@ -43,7 +43,9 @@ def load_offset(cu_seqlens, n, mask, T):
 
 
 @triton.jit
-def locate_chunk(chunk, cu_seqlens, first_chunk, T, N, PACKED: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr):
+def locate_chunk(
+    chunk, cu_seqlens, first_chunk, T, N, PACKED: tl.constexpr, STEPS: tl.constexpr, CHUNK: tl.constexpr
+):
     """Return (batch row, segment, first token, token after the segment's last) of a chunk.
 
     Segment N is the tail, segment N + 1 none at all: the chunk does not exist.

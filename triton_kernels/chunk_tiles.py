@@ -138,13 +138,13 @@ def kda_tiles_kernel(
     A_log,
     dt_bias,
     o,
-    kq_start,
+    k_start,
     k_end,
+    q_start,
     tile_gate,
     row_factors,
     T_tile,
     Aqk_tile,
-    chunk_place,
     cu_seqlens,
     first_chunk,
     scale,
@@ -191,10 +191,6 @@ def kda_tiles_kernel(
     tile = pid // HV % (CHUNK // TILE)
     chunk = pid // (HV * (CHUNK // TILE))
     row, segment, token, end = locate_chunk(chunk, cu_seqlens, first_chunk, T, N, PACKED, STEPS, CHUNK)
-    if (hv == 0) & (tile == 0):
-        tl.store(chunk_place + chunk * 3, row)
-        tl.store(chunk_place + chunk * 3 + 1, token)
-        tl.store(chunk_place + chunk * 3 + 2, tl.where(segment < N, end, token))
     if segment > N:
         return
     rows = tl.arange(0, TILE)
@@ -216,9 +212,10 @@ def kda_tiles_kernel(
     cell = chunk.to(tl.int64) * HV + hv
     out_row = cell * CHUNK + tile * TILE
     k_end += out_row * KP
-    kq_start += (out_row + cell * CHUNK) * KP  # k above q
+    k_start += out_row * KP
+    q_start += out_row * KP
     tile_gate += (cell * (CHUNK // TILE) + tile) * KP
-    row_factors += cell * 4 * CHUNK + tile * TILE + rows
+    row_factors += cell * 3 * CHUNK + tile * TILE + rows
     root_rate = 0.0
     if GATE != GATE_NONE:
         root_rate = tl.exp2(tl.load(A_log + hv).to(tl.float32) * (LOG2E / 2))
@@ -251,8 +248,8 @@ def kda_tiles_kernel(
         else:
             k_s, k_e, q_s, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
         at = rows[:, None] * KP + channel[None, :]
-        tl.store(kq_start + at, k_s.to(DOT))
-        tl.store(kq_start + CHUNK * KP + at, q_s.to(DOT))
+        tl.store(k_start + at, k_s.to(DOT))
+        tl.store(q_start + at, q_s.to(DOT))
         tl.store(k_end + at, k_e.to(DOT))
         tl.store(tile_gate + channel, tl.sum(x_g, axis=0))
 
@@ -264,10 +261,9 @@ def kda_tiles_kernel(
     if L2NORM:
         k_norm = tl.rsqrt(diagonal(kk) + l2norm_eps)
         q_norm = scale * tl.rsqrt(diagonal(qq) + l2norm_eps)
-    tl.store(row_factors, strength * k_norm)
-    tl.store(row_factors + CHUNK, q_norm)
-    tl.store(row_factors + 2 * CHUNK, k_norm)
-    tl.store(row_factors + 3 * CHUNK, strength)
+    tl.store(row_factors, strength)
+    tl.store(row_factors + CHUNK, k_norm)
+    tl.store(row_factors + 2 * CHUNK, q_norm)
 
     i = rows[:, None]
     j = rows[None, :]
