@@ -138,7 +138,8 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
     KP = max(16, triton.next_power_of_2(q.shape[-1]))
     VP = max(16, triton.next_power_of_2(V))
     half = q.dtype != torch.float32
-    precision = "tf32" if half else "tf32x3" if torch.version.hip is None and q.is_cuda else "ieee"
+    full = "tf32x3" if torch.version.hip is None and q.is_cuda else "ieee"
+    precision = "tf32" if half and torch.version.hip is None else full  # of products of fp32 operands
     return Plan(
         KP=KP,
         VP=VP,
