@@ -221,7 +221,8 @@ def launch_tiles(c: Call, ws: Workspace, p: Plan) -> None:
         ws.k_start, ws.k_end, ws.q_start, ws.tile_gate, ws.row_factors, ws.T_tile, ws.Aqk_tile,
         *c.where[:2], c.scale, c.lower_bound, c.l2norm_eps, *c.where[2:], 0,
         *c.q.stride(), *c.k.stride(), *c.g.stride(), *c.beta.stride(),
-        H, HV, K, p.KP, c.v.shape[3], p.VP, p.tiles.block, CHUNK, TILE, c.gate, c.l2norm_eps >= 0, c.beta_code, *c.search,
+        H, HV, K, p.KP, c.v.shape[3], p.VP, p.tiles.block, CHUNK, TILE,
+        c.gate, c.l2norm_eps >= 0, c.beta_code, *c.search,
         p.dot, p.solve, p.precision, **_options(p.tiles),
     )  # fmt: skip
 
