@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: verify test lint types format bench clean
+.PHONY: verify test lint types format bench kernels-report clean
 
 verify: $(READY)
 	$(BIN)/kimi-linear verify
 
+# Kernels run in Triton's interpreter, which has to be chosen before anything imports triton.
 test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -30,6 +31,9 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python benchmarks/cpu.py
+
+kernels-report: $(READY)
+	$(BIN)/python benchmarks/kernels_report.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
