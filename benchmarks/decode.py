@@ -14,6 +14,7 @@ from collections.abc import Callable
 
 import torch
 import triton
+
 from kimi_linear.reference import FrontEnd, SoftplusGate
 from kimi_linear.triton_kernels import decode_step
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from kimi_linear.reference import BoundedGate, FrontEnd, SoftplusGate
 from kimi_linear.reference.naive import recurrent_kda
-from torch import Tensor
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 GATES = ("softplus", "bounded", "given")

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from triton_inputs import DEVICE, GATES, assert_rounded_only, inside_poison, make_call, poisoned, reference
+
 from kimi_linear.triton_kernels.decode import decode_step
 from kimi_linear.triton_kernels.recurrent import fused_recurrent_kda
-from triton_inputs import DEVICE, GATES, assert_rounded_only, inside_poison, make_call, poisoned, reference
 
 POISON = [float("nan"), 1e30]
 SIZES = [(3, 1, 2, 4, 12, 20), (3, 1, 1, 1, 60, 33), (3, 1, 1, 1, 100, 20), (3, 2, 1, 1, 256, 20)]

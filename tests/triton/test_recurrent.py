@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from triton_inputs import DEVICE, GATES, assert_rounded_only, inside_poison, make_call, poisoned, reference
+
 from kimi_linear.reference import FrontEnd, SoftplusGate
 from kimi_linear.reference.naive import recurrent_kda
 from kimi_linear.triton_kernels import support
 from kimi_linear.triton_kernels.recurrent import fused_recurrent_kda
-from triton_inputs import DEVICE, GATES, assert_rounded_only, inside_poison, make_call, poisoned, reference
 
 SIZES = [  # B, T, H, HV, K, V
     (2, 5, 2, 4, 12, 20),

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from triton_inputs import DEVICE, inside_poison
+
 from kimi_linear.triton_kernels.short_conv import causal_conv1d, causal_conv1d_ref
 from kimi_linear.triton_kernels.short_conv_update import causal_conv1d_update, causal_conv1d_update_ref
-from triton_inputs import DEVICE, inside_poison
 
 D, W = 20, 4
 PACKED = [0, 0, 1, 3, 3, 40, 45]  # segments of 0, 1, 2, 0, 37 and 5 tokens: some shorter than W - 1

@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from triton_inputs import DEVICE, make_call
+
 from kimi_linear.triton_kernels.decode import decode_step
 from kimi_linear.triton_kernels.recurrent import fused_recurrent_kda
 from kimi_linear.triton_kernels.short_conv import causal_conv1d
 from kimi_linear.triton_kernels.short_conv_update import causal_conv1d_update
-from triton_inputs import DEVICE, make_call
 
 # Traces, functionalises and runs; inductor would generate code besides, and on the CPU compile C++.
 BACKEND = "inductor" if DEVICE == "cuda" else "aot_eager"
