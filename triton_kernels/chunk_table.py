@@ -10,10 +10,8 @@ the segments and then of time:
 There are at most T // 64 + N + 1 of them, which is what the grids hold; programs past the end leave at once.
 """
 
-import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 CHUNK = 64  # tokens of a chunk: a [64, 64] inverse costs less than the state it saves reading
 TILE = 16  # tokens of a tile: the least that a matrix unit takes
@@ -75,14 +73,6 @@ def locate_chunk(
 def chunk_count(B: int, T: int, N: int, packed: bool) -> int:
     """Chunks that a grid must hold, for any contents of cu_seqlens."""
     return T // CHUNK + N + 1 if packed else B * triton.cdiv(T, CHUNK)
-
-
-def chunk_table(cu_seqlens: Tensor, T: int) -> Tensor:
-    """first_chunk [N + 2] for packed segments."""
-    N = len(cu_seqlens) - 1
-    first_chunk = torch.empty(N + 2, dtype=torch.int32, device=cu_seqlens.device)
-    kda_chunk_table_kernel[(1,)](cu_seqlens, first_chunk, N, T, CHUNK, min(SCAN_BLOCK, triton.next_power_of_2(N + 1)))
-    return first_chunk
 
 
 def search_steps(N: int) -> int:

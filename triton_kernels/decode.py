@@ -27,11 +27,11 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..reference.contract import check_inputs
 from ..reference.front_end import FrontEnd
 from .configurations import CHECKPOINT, describe, empty, example_front_ends, example_inputs
 from .gate import front_end_arguments
 from .pool import STATE_DTYPES, check_pool, check_slot_contents, check_slots, read_slot
+from .replay import Calls
 from .step import (
     dims_of,
     kda_step,
@@ -50,7 +50,9 @@ from .support import (
     cdiv,
     check_no_gradient,
     check_supported,
+    checked_dims,
     define_op,
+    metadata,
     next_power_of_2,
 )
 
@@ -237,6 +239,11 @@ def decode_launch(
     return Launch(decode_kernel, (dims.N * dims.HV * cdiv(dims.V, BV),), arguments, num_warps)
 
 
+CALLS = Calls(
+    *("q", "k", "v", "g", "beta", "pool", "slot_indices", "accepted", "cu_seqlens", "A_log", "dt_bias", "o"),
+)
+
+
 def _decode(
     q: Tensor,
     k: Tensor,
@@ -263,21 +270,14 @@ def _decode(
         "l2norm_eps": l2norm_eps,
         "BETA": BETA,
     }
-    decode_launch(
-        q,
-        k,
-        v,
-        g,
-        beta,
-        o,
-        state_pool,
-        slot_indices,
-        num_accepted_tokens,
-        cu_seqlens,
-        pad_slot,
-        scale,
-        front_end,
-    ).run()
+
+    def launches() -> list[Launch]:
+        slots = (slot_indices, num_accepted_tokens, cu_seqlens, pad_slot)
+        return [decode_launch(q, k, v, g, beta, o, state_pool, *slots, scale, front_end)]
+
+    inputs = (q, k, v, g, beta, state_pool, slot_indices, num_accepted_tokens, cu_seqlens, A_log, dt_bias)
+    key = (metadata(*inputs), pad_slot, scale, lower_bound, l2norm_eps, BETA)
+    CALLS.run(key, (*inputs, o), launches)
     return o
 
 
@@ -302,12 +302,12 @@ def decode_step(
     beta: Float[Tensor, "B T HV"],
     *,
     state_pool: Float[Tensor, "slots HV K V"],
-    slot_indices: Int[Tensor, N] | Int[Tensor, "N M"],
+    slot_indices: Int[Tensor, " N"] | Int[Tensor, "N M"],
     front_end: FrontEnd | None = None,
     scale: float | None = None,
     pad_slot: int = -1,
-    num_accepted_tokens: Int[Tensor, N] | None = None,
-    cu_seqlens: Int[Tensor, N + 1] | None = None,
+    num_accepted_tokens: Int[Tensor, " N"] | None = None,
+    cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
     check_indices: bool = False,
 ) -> Float[Tensor, "B T HV V"]:
     """Advance sequences by their next tokens, states in `state_pool` updated in place, and return o.
@@ -321,7 +321,7 @@ def decode_step(
     outside [1, M], a sequence longer than M, or one slot written for two sequences: a race. Without it such a
     call is wrong but stays inside its tensors.
     """
-    dims = check_inputs(q, k, v, g, beta, front_end=front_end, scale=scale, cu_seqlens=cu_seqlens)
+    dims = checked_dims(q, k, v, g, beta, front_end=front_end, scale=scale, cu_seqlens=cu_seqlens)
     check_supported("decode_step", q, dims)
     check_pool("state_pool", state_pool, q, "[slots, HV, K, V]", (dims.HV, dims.K, dims.V))
     check_slots(slot_indices, num_accepted_tokens, q, dims, packed=cu_seqlens is not None)

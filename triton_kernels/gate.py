@@ -19,13 +19,9 @@ import triton.language as tl
 
 from ..reference.front_end import FrontEnd
 from ..reference.gates import BoundedGate
+from .gate_math import BETA_CODES, sigmoid, softplus
 
-# How beta is given; a kernel takes one of these as its constexpr BETA.
-GIVEN = tl.constexpr(0)
-SIGMOID = tl.constexpr(1)
-DOUBLE_SIGMOID = tl.constexpr(2)
-_BETA = {None: GIVEN.value, "sigmoid": SIGMOID.value, "double_sigmoid": DOUBLE_SIGMOID.value}
-_NO_FRONT_END = {"A_log": None, "dt_bias": None, "lower_bound": None, "l2norm_eps": None, "BETA": GIVEN.value}
+_NO_FRONT_END = {"A_log": None, "dt_bias": None, "lower_bound": None, "l2norm_eps": None, "BETA": BETA_CODES[None]}
 
 
 def front_end_arguments(front_end: FrontEnd | None) -> dict[str, Any]:
@@ -35,44 +31,13 @@ def front_end_arguments(front_end: FrontEnd | None) -> dict[str, Any]:
     """
     if front_end is None:
         return dict(_NO_FRONT_END)
-    arguments = dict(_NO_FRONT_END, l2norm_eps=front_end.l2norm_eps, BETA=_BETA[front_end.beta])
+    arguments = dict(_NO_FRONT_END, l2norm_eps=front_end.l2norm_eps, BETA=BETA_CODES[front_end.beta])
     gate = front_end.gate
     if gate is not None:
         arguments |= {"A_log": gate.A_log.contiguous(), "dt_bias": gate.dt_bias.contiguous()}
     if isinstance(gate, BoundedGate):
         arguments["lower_bound"] = float(gate.lower_bound)
     return arguments
-
-
-@triton.jit
-def log1p_of_decay(y):
-    """log(1 + y) for 0 <= y <= 1, to rounding: 2 atanh(y / (2 + y)).
-
-    The hardware's logarithm has an absolute error of 2^-22 near 1, which would drown log(1 + 1e-6). Here the
-    series' argument is at most (1/3)^2, so the first term left out is below 2e-9 of the sum.
-    """
-    z = y / (2.0 + y)
-    w = z * z
-    series = 1.0 / 15.0
-    series = series * w + 1.0 / 13.0
-    series = series * w + 1.0 / 11.0
-    series = series * w + 1.0 / 9.0
-    series = series * w + 1.0 / 7.0
-    series = series * w + 1.0 / 5.0
-    series = series * w + 1.0 / 3.0
-    series = series * w + 1.0
-    return 2.0 * z * series
-
-
-@triton.jit
-def softplus(x):
-    """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), to rounding at both ends."""
-    return tl.maximum(x, 0.0) + log1p_of_decay(tl.exp(-tl.abs(x)))
-
-
-@triton.jit
-def sigmoid(x):
-    return 1.0 / (1.0 + tl.exp(-x))
 
 
 @triton.jit
@@ -107,13 +72,3 @@ def l2norm(x, eps):
     if eps is not None:
         x = x * tl.rsqrt(tl.sum(x * x, axis=-1, keep_dims=True) + eps)
     return x
-
-
-@triton.jit
-def write_strength(b, BETA: tl.constexpr):
-    """beta from what the kernel was given: itself, sigmoid(b), or 2 sigmoid(b)."""
-    if BETA != GIVEN:
-        b = sigmoid(b)
-    if BETA == DOUBLE_SIGMOID:
-        b = 2.0 * b
-    return b

@@ -17,6 +17,7 @@ GATE_BOUNDED_MILD = tl.constexpr(3)  # the same function; 16 tokens of it never 
 BETA_NONE = tl.constexpr(0)
 BETA_SIGMOID = tl.constexpr(1)
 BETA_DOUBLE_SIGMOID = tl.constexpr(2)
+BETA_CODES = {None: BETA_NONE.value, "sigmoid": BETA_SIGMOID.value, "double_sigmoid": BETA_DOUBLE_SIGMOID.value}
 
 
 @triton.jit

@@ -14,10 +14,10 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from ..reference.contract import check_inputs
 from ..reference.front_end import FrontEnd
 from .configurations import CHECKPOINT, describe, empty, example_front_ends, example_inputs
 from .gate import front_end_arguments
+from .replay import Calls
 from .step import (
     dims_of,
     kda_step,
@@ -39,7 +39,9 @@ from .support import (
     cdiv,
     check_no_gradient,
     check_supported,
+    checked_dims,
     define_op,
+    metadata,
     next_power_of_2,
 )
 
@@ -153,6 +155,9 @@ def recurrent_launch(
     )
 
 
+CALLS = Calls("q", "k", "v", "g", "beta", "h0", "cu_seqlens", "A_log", "dt_bias", "o", "ht")
+
+
 def _recurrent(
     q: Tensor,
     k: Tensor,
@@ -178,7 +183,13 @@ def _recurrent(
         "BETA": BETA,
     }
     final = ht if output_final_state else None
-    recurrent_launch(q, k, v, g, beta, o, initial_state, final, cu_seqlens, scale, front_end).run()
+
+    def launches() -> list[Launch]:
+        return [recurrent_launch(q, k, v, g, beta, o, initial_state, final, cu_seqlens, scale, front_end)]
+
+    inputs = (q, k, v, g, beta, initial_state, cu_seqlens, A_log, dt_bias)
+    key = (metadata(*inputs), output_final_state, scale, lower_bound, l2norm_eps, BETA)
+    CALLS.run(key, (*inputs, o, final), launches)
     return o, ht
 
 
@@ -216,7 +227,7 @@ def fused_recurrent_kda(
     scale: float | None = None,
     initial_state: Float[Tensor, "N HV K V"] | None = None,
     output_final_state: bool = False,
-    cu_seqlens: Int[Tensor, N + 1] | None = None,
+    cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
 ) -> tuple[Float[Tensor, "B T HV V"], Float[Tensor, "N HV K V"] | None]:
     """Kimi Delta Attention token by token, in one kernel; arguments and results as in the contract.
 
@@ -227,7 +238,7 @@ def fused_recurrent_kda(
     T = 0 returns an empty o and the initial state. An empty packed segment passes its state through; rows past
     the last offset give 0.
     """
-    dims = check_inputs(
+    dims = checked_dims(
         q,
         k,
         v,

@@ -20,7 +20,7 @@ from torch.nn.functional import silu
 
 from .configurations import describe, empty
 from .conv_checks import check_conv
-from .gate import sigmoid
+from .gate_math import sigmoid
 from .support import MIN_BLOCK, Configuration, Launch, cdiv, check_no_gradient, define_op, next_power_of_2
 
 BLOCK_T = 16  # tokens a program; more of them spill, with a state's pointers beside x's

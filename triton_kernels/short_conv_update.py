@@ -11,7 +11,7 @@ from torch.nn.functional import silu
 
 from .configurations import describe, empty
 from .conv_checks import check_conv_update
-from .gate import sigmoid
+from .gate_math import sigmoid
 from .pool import check_slot_contents, read_slot, size_if
 from .support import MIN_BLOCK, Configuration, Launch, cdiv, check_no_gradient, define_op, next_power_of_2
 

@@ -18,7 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from ..reference.contract import Dims
-from .gate import l2norm, log_decay, write_strength
+from .gate import l2norm, log_decay
+from .gate_math import write_strength
 
 
 def dims_of(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Dims:
