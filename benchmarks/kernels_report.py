@@ -19,6 +19,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-KERNEL_MODULES = ["recurrent", "decode", "short_conv", "short_conv_update"]
+KERNEL_MODULES = ["recurrent", "decode", "chunk_launch", "short_conv", "short_conv_update"]
 # Shared memory that one block may have, in bytes.
 SHARED_LIMIT = {
     "cuda:80": 163 * 1024,
@@ -75,16 +76,14 @@ def report(modules: list[str], targets: list[str]) -> Iterator[Resources]:
     for name in modules:
         module = importlib.import_module(f"kimi_linear.triton_kernels.{name}")
         seen = set()
-        for configuration in module.configurations():
-            source, key = source_of(configuration.launch)
-            if key in seen:
-                continue
-            seen.add(key)
-            for target in targets:
+        for target, configuration in product(targets, module.configurations()):
+            source, key = source_of(configuration.launch, target.split(":")[0])
+            if (target, key) not in seen:
+                seen.add((target, key))
                 yield compile_for(target, configuration, source)
 
 
-def source_of(launch: Any) -> tuple[ASTSource, str]:
+def source_of(launch: Any, backend: str) -> tuple[ASTSource, str]:
     """The source as Triton would specialise it for this launch, and a key that equal launches share."""
     signature, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(launch.kernel.params):
@@ -92,9 +91,11 @@ def source_of(launch: Any) -> tuple[ASTSource, str]:
         specialise = not parameter.do_not_specialize
         if parameter.is_constexpr:
             signature[parameter.name], constants[(i,)] = "constexpr", value
+            if backend == "hip" and parameter.name == "PRECISION":
+                constants[(i,)] = "ieee"  # what the launch chooses there; AMD has no tf32
         else:
             signature[parameter.name] = type_of(value, (i,), constants, attributes, specialise)
-    key = str((signature, constants, attributes, launch.num_warps, launch.num_stages))
+    key = str((signature, constants, attributes, launch.options()))
     return ASTSource(launch.kernel, signature, constexprs=constants, attrs=attributes), key
 
 
@@ -120,7 +121,9 @@ def compile_for(target: str, configuration: Any, source: ASTSource) -> Resources
     backend, arch = target.split(":")
     gpu = GPUTarget(backend, int(arch), 32) if backend == "cuda" else GPUTarget(backend, arch, 64)
     launch = configuration.launch
-    options = {"num_warps": launch.num_warps, "num_stages": launch.num_stages}
+    options = launch.options()
+    if backend == "hip":
+        options.pop("maxnreg", None)
     compiled = triton.compile(source, target=gpu, options=options)
     registers, spills = cuda_registers(compiled) if backend == "cuda" else amd_registers(compiled)
     name, shared = launch.kernel.__name__, compiled.metadata.shared

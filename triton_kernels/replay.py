@@ -12,6 +12,7 @@ device, an address that is no multiple of 16) the launch goes through Triton as 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,11 +43,17 @@ def _hooked() -> bool:
 
 def specialisation(launch: Launch) -> tuple[Any, ...]:
     """What Triton would compile this launch for: two launches with the same answer share a compiled kernel."""
-    parts: list[Any] = [launch.kernel, launch.num_warps, launch.num_stages, launch.maxnreg]
-    for parameter in launch.kernel.params:
-        value = launch.arguments[parameter.name]
-        parts.append(value if parameter.is_constexpr else _kind(value, not parameter.do_not_specialize))
-    return tuple(parts)
+    constants, others = _parameters(launch.kernel)
+    arguments = launch.arguments
+    kinds = [_kind(arguments[name], specialise) for name, specialise in others]
+    return (launch.kernel, *launch[3:], *kinds, *[arguments[name] for name in constants])
+
+
+@functools.cache
+def _parameters(kernel: Any) -> tuple[list[str], list[tuple[str, bool]]]:
+    """Names of a kernel's constants, and of its other arguments with whether Triton specialises on their value."""
+    constants = [x.name for x in kernel.params if x.is_constexpr]
+    return constants, [(x.name, not x.do_not_specialize) for x in kernel.params if not x.is_constexpr]
 
 
 def _kind(value: Any, specialise: bool) -> Any:
@@ -88,11 +95,16 @@ def _start(compiled: Any, grid: tuple[int, ...], stream: int, arguments: Sequenc
 class Replay:
     """A launch without its tensors: the arguments, and which address goes where."""
 
-    def __init__(self, launch: Launch, compiled: Any, names: Sequence[str]) -> None:
-        arguments = [(name, launch.arguments[name]) for name in launch.kernel.arg_names]
+    def __init__(self, launch: Launch, compiled: Any, places: dict[str, int]) -> None:
         self.compiled, self.grid = compiled, launch.grid
-        self.fixed = [None if isinstance(value, Tensor) else value for _, value in arguments]
-        self.holes = [(i, names.index(name)) for i, (name, x) in enumerate(arguments) if isinstance(x, Tensor)]
+        self.fixed: list[Any] = []
+        self.holes: list[tuple[int, int]] = []
+        for i, name in enumerate(launch.kernel.arg_names):
+            value = launch.arguments[name]
+            if isinstance(value, Tensor):
+                self.holes.append((i, places[name]))
+                value = None
+            self.fixed.append(value)
 
     def run(self, stream: int, pointers: Sequence[int]) -> None:
         arguments = self.fixed.copy()
@@ -132,8 +144,8 @@ class Calls:
             built = [launch for launch in launches() if 0 not in launch.grid]
             compiled = [run_launch(launch, device) for launch in built]
             if replayable and None not in compiled:
-                names = [*self.names, *(offsets or ())]
-                remember(self.known, key, [Replay(*both, names) for both in zip(built, compiled, strict=True)])
+                places = {name: i for i, name in enumerate((*self.names, *(offsets or ())))}
+                remember(self.known, key, [Replay(*both, places) for both in zip(built, compiled, strict=True)])
             return
         if memory is not None and offsets is not None:
             base = memory.data_ptr()
