@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: verify test lint types format bench kernels-report clean
+.PHONY: verify test test-gpu lint types format bench kernels-report clean
 
 verify: $(READY)
 	$(BIN)/kimi-linear verify
@@ -13,6 +13,11 @@ verify: $(READY)
 # Kernels run in Triton's interpreter, which has to be chosen before anything imports triton.
 test: lint types
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# On a machine whose own Python has torch, triton, pytest and this package; nothing is set up.
+test-gpu: SHELL := /bin/bash
+test-gpu:
+	set -o pipefail; $(PYTHON) -m pytest tests/triton tests/gpu 2>&1 | tee test-gpu.log
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
