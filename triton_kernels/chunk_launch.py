@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
@@ -29,11 +30,14 @@ from .support import Configuration, Launch, cdiv, metadata, next_power_of_2, rem
 WIDE_SLICE_COST = 1.42  # of a chunk's time with 64 value channels to that with 32, measured on an H200
 MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+ROOM_TO_PREFETCH = 160 * 1024  # bytes of shared memory: two chunks of 128 channels ahead take 112 KiB and more
 ALIGNMENT = 256  # bytes: of each tensor in the workspace
 INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
 OUTPUTS = ("o", "final_state")
 
 CALLS = Calls(*INPUTS, *OUTPUTS)
+HOPPER_SHARED = 227 * 1024
+_example_shared = ContextVar("shared memory of the GPU that examples are for", default=HOPPER_SHARED)
 
 
 class Shape(NamedTuple):
@@ -129,9 +133,10 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
     VP = max(16, next_power_of_2(V))
     half = q.dtype != torch.float32
     full = "ieee" if torch.version.hip is not None or q.device.type == "cpu" else "tf32x3"
+    block = min(64 if half else 32, max(16, KP // 2))  # a loop of one slice is unrolled, and spills
     shapes = {
-        "tiles": Shape(min(64, KP), warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
-        "chunks": Shape(min(64 if half else 32, KP), warps=4),
+        "tiles": Shape(block, warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
+        "chunks": Shape(block, warps=4),
         "state": _state_shape(q, VP, KP, segment_heads),
     }
     for kernel in shapes:
@@ -150,10 +155,20 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
 def _state_shape(q: Tensor, VP: int, KP: int, segment_heads: int) -> Shape:
     """Slices of 32 value channels, or of 64 where that saves rounds of programs: each multiprocessor holds one."""
     if q.dtype == torch.float32 or KP > 128:
-        return Shape(min(32, VP), warps=8 if KP > 128 else 4)  # 4 warps at K = 256 fault on triton 3.6
+        return Shape(
+            min(32, VP), warps=8
+        )  # 4 warps fault at K = 256 on triton 3.6, and spill ten times as much in fp32
     narrow, wide = (cdiv(segment_heads * max(1, VP // block), _multiprocessors(q.device)) for block in (32, 64))
     block = 64 if VP >= 64 and WIDE_SLICE_COST * wide < narrow else min(32, VP)
-    return Shape(block, warps=4, stages=3)
+    return Shape(block, warps=4, stages=3 if _shared_memory(q.device) >= ROOM_TO_PREFETCH else 1)
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a block may have."""
+    if device.type != "cuda":
+        return _example_shared.get()
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
 @functools.cache
@@ -277,8 +292,9 @@ def options_of(front_end: FrontEnd | None, scale: float, output_final_state: boo
     return Options(code, bound, eps, BETA_CODES[front_end.beta], scale, output_final_state)
 
 
-def configurations() -> list[Configuration]:
+def configurations(shared_memory: int = HOPPER_SHARED) -> list[Configuration]:
     """The checkpoint's sizes in every dtype, with each gate, packed and not; smaller and the largest channels."""
+    _example_shared.set(shared_memory)
     halves, every = (torch.bfloat16, torch.float16), (torch.bfloat16, torch.float16, torch.float32)
     cases = [(128, 128, dtype, packed) for dtype in every for packed in (False, True)]
     cases += [(64, 64, dtype, False) for dtype in halves] + [(256, 256, dtype, False) for dtype in halves]
