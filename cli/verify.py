@@ -26,6 +26,7 @@ from ..conformance import (
 from ..reference.chunked import chunk_kda, chunk_kda_backward
 from ..reference.naive import recurrent_kda, recurrent_kda_backward
 from .activations import layer_inputs, shipped_text
+from .devices import device_tiers, half_truth, run_forward
 
 TOKENS = 200  # of the text: three chunks of 64 and a bit, in a quarter of a minute on two cores
 SAMPLES = 4  # rounded runs an envelope; half of the tests', at real head sizes
@@ -103,7 +104,7 @@ def verify_cases() -> list[VerifyCase]:
     ]
 
 
-def verify_rows(progress: Callable[[str], None]) -> Iterator[Row]:
+def verify_rows(progress: Callable[[str], None], device: str = "cpu") -> Iterator[Row]:
     """Judge every case in every tier; `progress` is told what comes next."""
     for case in verify_cases():
         progress(f"{case.name}: truth and limits")
@@ -111,21 +112,23 @@ def verify_rows(progress: Callable[[str], None]) -> Iterator[Row]:
         for tier in tiers():
             progress(f"{case.name}: {tier.name}")
             yield _judge(case, tier, exact, bounds)
+        for tier in [] if case.gradients else device_tiers(device):
+            progress(f"{case.name}: {tier.name}")
+            yield _judge(case, tier, *(half_truth(case, tier.dtype) if tier.dtype.itemsize == 2 else (exact, bounds)))
 
 
-def steps() -> int:
+def steps(device: str = "cpu") -> int:
     """How often `verify_rows` reports progress."""
-    return len(verify_cases()) * (1 + len(tiers()))
+    forward = sum(not case.gradients for case in verify_cases())
+    return len(verify_cases()) * (1 + len(tiers())) + forward * len(device_tiers(device))
 
 
 def run_tier(case: VerifyCase, tier: Tier) -> list[Tensor]:
     """o and the final state, or the gradients, each as rows of channels."""
-    inputs = [y.to(tier.dtype) for y in case.inputs]
-    options = dict(case.options)
-    if "initial_state" in options:
-        options["initial_state"] = options["initial_state"].to(tier.dtype)
     if not case.gradients:
-        return list(tier.forward(*inputs, **options, output_final_state=True))
+        return run_forward(case, tier.forward, tier.dtype)
+    inputs = [y.to(tier.dtype) for y in case.inputs]
+    options = case.options | {"initial_state": case.options["initial_state"].to(tier.dtype)}
     do, dht = (torch.ones_like(inputs[2]), torch.ones_like(options["initial_state"]))
     *grads, dbeta, dh0 = tier.backward(*inputs, do, dht, **options)
     return [*grads, dbeta[..., None], dh0]
@@ -148,7 +151,8 @@ def _judge(case: VerifyCase, tier: Tier, exact: list[Tensor], bounds: list[Tenso
     worst = Row(case.name, tier.name, 0.0, 0.0, ok=True)
     worst_ratio = -1.0
     for got, truth, bound in zip(run_tier(case, tier), exact, bounds, strict=True):
-        limit = factor * in_precision(bound, torch.float32, tier.dtype)
+        judged_in = torch.float32 if tier.dtype.itemsize == 2 else tier.dtype  # half precision's bounds are its own
+        limit = factor * in_precision(bound, torch.float32, judged_in)
         ratio = error_ratio(got, truth, limit).flatten()
         at = int(ratio.argmax())
         if ratio[at] > worst_ratio:
