@@ -159,7 +159,8 @@ def _state_shape(q: Tensor, VP: int, KP: int, segment_heads: int) -> Shape:
             min(32, VP), warps=8
         )  # 4 warps fault at K = 256 on triton 3.6, and spill ten times as much in fp32
     narrow, wide = (cdiv(segment_heads * max(1, VP // block), _multiprocessors(q.device)) for block in (32, 64))
-    block = 64 if VP >= 64 and WIDE_SLICE_COST * wide < narrow else min(32, VP)
+    may_widen = VP >= 64 and _shared_memory(q.device) >= HOPPER_SHARED  # older matrix units spill 64 channels
+    block = 64 if may_widen and WIDE_SLICE_COST * wide < narrow else min(32, VP)
     return Shape(block, warps=4, stages=3 if _shared_memory(q.device) >= ROOM_TO_PREFETCH else 1)
 
 
