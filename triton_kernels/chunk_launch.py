@@ -30,7 +30,7 @@ from .support import Configuration, Launch, cdiv, metadata, next_power_of_2, rem
 WIDE_SLICE_COST = 1.42  # of a chunk's time with 64 value channels to that with 32, measured on an H200
 MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
-ROOM_TO_PREFETCH = 160 * 1024  # bytes of shared memory: two chunks of 128 channels ahead take 112 KiB and more
+ROOM_TO_PREFETCH = 163 * 1024  # bytes of shared memory: three chunks of 128 channels take up to 162 KiB
 ALIGNMENT = 256  # bytes: of each tensor in the workspace
 INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
 OUTPUTS = ("o", "final_state")
@@ -229,14 +229,16 @@ def chunk_launches(tensors: dict[str, Any], ws: Workspace, call: Prepared) -> li
     cells = call.chunks * HV
     launches = [
         _launch(kda_tiles_kernel, cells * (CHUNK // TILE), names | {"BK": p.tiles.block}, p.tiles),  # stages 1 to 3
-        _launch(kda_chunks_kernel, cells, names | _slices(p.chunks, p.VP), p.chunks),  # stages 2 to 4
+        _launch(kda_chunks_kernel, cells, names | _slices(p), p.chunks),  # stages 2 to 4
         _launch(kda_state_kernel, N * HV * (p.VP // p.state.block), names | {"BV": p.state.block}, p.state),  # 5, 6
     ]
     return [_launch(kda_chunk_table_kernel, 1, names, Shape(1, warps=4)), *launches] if packed else launches
 
 
-def _slices(shape: Shape, VP: int) -> dict[str, int]:
-    return {"BK": shape.block, "BV": min(shape.block, VP)}
+def _slices(p: Plan) -> dict[str, int]:
+    """Of the chunks kernel: value channels need fewer registers than key channels do."""
+    block = p.chunks.block
+    return {"BK": block, "BV": min(p.VP, block if p.dot == tl.float32 else 2 * block)}
 
 
 def _launch(kernel: Any, programs: int, names: dict[str, Any], shape: Shape) -> Launch:

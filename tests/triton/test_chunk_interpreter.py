@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from kimi_linear.reference.front_end import FrontEnd
 from kimi_linear.reference.gates import BoundedGate, SoftplusGate
 from kimi_linear.reference.naive import recurrent_kda
+from kimi_linear.triton_kernels import support
 from kimi_linear.triton_kernels.chunk import chunk_kda
 
 if os.environ["TRITON_INTERPRET"] != "1":
@@ -119,3 +120,55 @@ def test_chunk_compiles_to_one_graph():
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
     for got, want in zip(compiled(*args), call(*args), strict=True):
         assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"T": 1, "K": 257}, "K <= 256 in chunk_kda; got K=257"),
+        ({"T": 1, "V": 257}, "V <= 256 in chunk_kda; got V=257"),
+    ],
+)
+def test_too_many_channels_are_refused_by_name(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        chunk_kda(*inputs(**sizes))
+
+
+def test_fp64_is_refused_by_name():
+    with pytest.raises(TypeError, match=r"q must be float16, bfloat16 or float32 in chunk_kda; got torch.float64"):
+        chunk_kda(*inputs(T=1, dtype=torch.float64))
+
+
+def test_cpu_tensors_without_the_interpreter_are_refused_even_when_the_call_passed_before(monkeypatch):
+    args = inputs(T=1)
+    chunk_kda(*args)
+    monkeypatch.setattr(support, "INTERPRETED", False)
+    with pytest.raises(ValueError, match=r"q must be on a GPU in chunk_kda; got cpu"):
+        chunk_kda(*args)
+
+
+@pytest.mark.parametrize("name", ["k", "dt_bias"])
+def test_a_lost_gradient_is_refused_by_name(name):
+    args, fe = inputs(T=1), front_end("softplus", 2, 20)
+    tensor = args[1].requires_grad_() if name == "k" else fe.gate.dt_bias.requires_grad_()
+    with pytest.raises(RuntimeError, match="chunk_kda has no backward"):
+        chunk_kda(*args, front_end=fe)
+    with torch.no_grad():
+        chunk_kda(*args, front_end=fe)
+    assert tensor.grad is None
+
+
+def test_a_check_that_passed_once_still_fails_for_what_differs():
+    q, k, v, g, beta = inputs(T=5)
+    chunk_kda(q, k, v, g, beta, scale=1)
+    for scale in (True, "1", float("nan")):
+        with pytest.raises((TypeError, ValueError), match="scale must be"):
+            chunk_kda(q, k, v, g, beta, scale=scale)
+    with pytest.raises(TypeError, match="v must be the dtype of q"):
+        chunk_kda(q, k, v.double(), g, beta, scale=1)
+    with pytest.raises(ValueError, match=r"g must be \[B, T, HV, K\]"):
+        chunk_kda(q, k, v, g[:, :4], beta, scale=1)
+    with pytest.raises(TypeError, match=r"k must be a torch\.Tensor"):
+        chunk_kda(q, k.tolist(), v, g, beta, scale=1)
+    with pytest.raises(TypeError, match="front_end must be a FrontEnd or None"):
+        chunk_kda(q, k, v, g, beta, scale=1, front_end="softplus")
