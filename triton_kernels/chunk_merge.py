@@ -3,8 +3,8 @@
 One program a chunk and head. Inside a tile everything is done (`chunk_tiles`); between tiles a decay is that
 from the left tile's row to its end, the tiles between, and that from the right tile's start:
 
-    tiles (1, 0), (3, 2)                    k_start_i . k_end_j                        nothing between
-    tiles (2, 0), (2, 1), (3, 0), (3, 1)    k_start_i d_2  .  d_1 k_end_j              split at the middle of the chunk
+    tiles (1, 0), (3, 2)                  k_start_i . k_end_j                      nothing between
+    tiles (2, 0), (2, 1), (3, 0), (3, 1)  k_start_i d_2  .  d_1 k_end_j            split at the middle of the chunk
 
 with d_2 for rows of tile 3 and d_1 for those of tile 0 only. Stage 3 merges at 32 and at 64: T <- T - T A_h T.
 Stage 4 writes w and u, and beside them the same products for the output. With v_new = u - w S, stage 6 is affine
