@@ -5,13 +5,19 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
 
-.PHONY: verify test lint types format bench clean
+.PHONY: verify test test-gpu lint types format bench kernels-report clean
 
 verify: $(READY)
 	$(BIN)/kimi-linear verify
 
+# Kernels run in Triton's interpreter, which has to be chosen before anything imports triton.
 test: lint types
-	$(BIN)/python -m pytest -n $(WORKERS)
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+# On a machine whose own Python has torch, triton, pytest and this package; nothing is set up.
+test-gpu: SHELL := /bin/bash
+test-gpu:
+	set -o pipefail; $(PYTHON) -m pytest tests/triton tests/gpu 2>&1 | tee test-gpu.log
 
 lint: $(READY)
 	$(BIN)/ruff format --check .
@@ -31,6 +37,9 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/model_cpu.py
+
+kernels-report: $(READY)
+	$(BIN)/python benchmarks/kernels_report.py
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -17,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .checkpoints import check_command, make_checkpoint_command
+from .devices import check_device
 from .rows import Row
 from .texts import generate_command, logits_command
 from .verify import steps, verify_rows
@@ -27,6 +28,7 @@ JsonOption = Annotated[
     Path | None,
     typer.Option("--json", metavar="FILE", help="Write the table as JSON too.", dir_okay=False, writable=True),
 ]
+DeviceOption = Annotated[str, typer.Option(help="cpu, or cuda: the Triton kernels too.", metavar="cpu|cuda")]
 
 
 @app.callback()
@@ -35,14 +37,18 @@ def kimi_linear() -> None:
 
 
 @app.command()
-def verify(json_file: JsonOption = None) -> None:
+def verify(json_file: JsonOption = None, device: DeviceOption = "cpu") -> None:
     """Run every tier that this machine can run on real inputs, and compare each with the fp64 recurrence.
 
     Exit code 0 when every row holds, 1 when one does not.
     """
     if json_file is not None and not json_file.parent.is_dir():
         raise typer.BadParameter(f"{json_file.parent} must be an existing folder", param_hint="--json")
-    rows = _rows_with_progress(Console(stderr=True))
+    try:
+        check_device(device)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    rows = _rows_with_progress(Console(stderr=True), device)
     Console(width=None if sys.stdout.isatty() else 110).print(_table(rows))
     if json_file is not None:
         json_file.write_text(json.dumps(_report(rows), indent=2) + "\n")
@@ -52,15 +58,15 @@ def verify(json_file: JsonOption = None) -> None:
     raise typer.Exit(1 if bad else 0)
 
 
-def _rows_with_progress(console: Console) -> list[Row]:
+def _rows_with_progress(console: Console, device: str) -> list[Row]:
     columns = (TextColumn("{task.description:<45}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=steps())
+        task = progress.add_task("", total=steps(device))
 
         def report(description: str) -> None:
             progress.update(task, description=description, advance=1)
 
-        return list(verify_rows(report))
+        return list(verify_rows(report, device))
 
 
 def _table(rows: list[Row]) -> Table:

@@ -23,6 +23,7 @@ from ..conformance import (
 from ..reference.chunked import chunk_kda, chunk_kda_backward
 from ..reference.naive import recurrent_kda, recurrent_kda_backward
 from .activations import layer_inputs, shipped_text
+from .devices import device_tiers, half_truth, run_forward
 from .rows import Row, Tier, VerifyCase, judge
 from .verify_model import LOGIT_TIERS, logit_rows, model_cases
 
@@ -69,7 +70,7 @@ def verify_cases() -> list[VerifyCase]:
     ]
 
 
-def verify_rows(progress: Callable[[str], None]) -> Iterator[Row]:
+def verify_rows(progress: Callable[[str], None], device: str = "cpu") -> Iterator[Row]:
     """Judge every case in every tier, then a model's logits; `progress` is told what comes next."""
     for case in verify_cases():
         progress(f"{case.name}: truth and limits")
@@ -77,22 +78,25 @@ def verify_rows(progress: Callable[[str], None]) -> Iterator[Row]:
         for tier in tiers():
             progress(f"{case.name}: {tier.name}")
             yield _judge(case, tier, exact, bounds)
+        for tier in [] if case.gradients else device_tiers(device):
+            progress(f"{case.name}: {tier.name}")
+            yield _judge(case, tier, *(half_truth(case, tier.dtype) if tier.dtype.itemsize == 2 else (exact, bounds)))
     yield from logit_rows(progress)
 
 
-def steps() -> int:
+def steps(device: str = "cpu") -> int:
     """How often `verify_rows` reports progress."""
-    return len(verify_cases()) * (1 + len(tiers())) + len(LOGIT_TIERS)
+    forward = sum(not case.gradients for case in verify_cases())
+    on_device = forward * len(device_tiers(device))
+    return len(verify_cases()) * (1 + len(tiers())) + on_device + len(LOGIT_TIERS)
 
 
 def run_tier(case: VerifyCase, tier: Tier) -> list[Tensor]:
     """o and the final state, or the gradients, each as rows of channels."""
-    inputs = [y.to(tier.dtype) for y in case.inputs]
-    options = dict(case.options)
-    if "initial_state" in options:
-        options["initial_state"] = options["initial_state"].to(tier.dtype)
     if not case.gradients:
-        return list(tier.forward(*inputs, **options, output_final_state=True))
+        return run_forward(case, tier.forward, tier.dtype)
+    inputs = [y.to(tier.dtype) for y in case.inputs]
+    options = case.options | {"initial_state": case.options["initial_state"].to(tier.dtype)}
     do, dht = (torch.ones_like(inputs[2]), torch.ones_like(options["initial_state"]))
     *grads, dbeta, dh0 = tier.backward(*inputs, do, dht, **options)
     return [*grads, dbeta[..., None], dh0]
@@ -112,7 +116,8 @@ def _truth(case: VerifyCase) -> tuple[list[Tensor], list[Tensor]]:
 
 def _judge(case: VerifyCase, tier: Tier, exact: list[Tensor], bounds: list[Tensor]) -> Row:
     factor = GRADIENT_RATIO_LIMIT if case.gradients else RATIO_LIMIT
-    limits = [factor * in_precision(bound, torch.float32, tier.dtype) for bound in bounds]
+    judged_in = torch.float32 if tier.dtype.itemsize == 2 else tier.dtype  # half precision's bounds are its own
+    limits = [factor * in_precision(bound, torch.float32, judged_in) for bound in bounds]
     return judge(case.name, tier.name, zip(run_tier(case, tier), exact, limits, strict=True))
 
 

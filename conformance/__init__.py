@@ -3,6 +3,7 @@
 from .envelope import (
     GRADIENT_RATIO_LIMIT,
     RATIO_LIMIT,
+    OperandRounding,
     Rounding,
     envelope,
     error_ratio,
@@ -15,6 +16,7 @@ from .envelope import (
 __all__ = [
     "GRADIENT_RATIO_LIMIT",
     "RATIO_LIMIT",
+    "OperandRounding",
     "Rounding",
     "envelope",
     "error_ratio",

@@ -76,16 +76,31 @@ class Rounding(TorchDispatchMode):
         return [moved if x is smallest else x for x in args]
 
 
+class OperandRounding(Rounding):
+    """Inside this context the operands of fp64 contractions are rounded to `dtype`, and nothing else is.
+
+    That is what a matrix unit does with half precision: products and sums are exact beside the rounding of what
+    it reads. The envelope of such runs, with the roundoff of `dtype`, is the limit for kernels whose operands are
+    fp16 or bf16 and whose sums and state are fp32.
+    """
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in CONTRACTIONS:
+            args = [self.round(x) if isinstance(x, Tensor) else x for x in args]
+        return func(*args, **(kwargs or {}))
+
+
 def rounded_runs(
     run: Callable[[], Sequence[Tensor]],
     dtype: torch.dtype = torch.float32,
     samples: int = SAMPLES,
     seed: int = 0,
+    rounding: type[Rounding] = Rounding,
 ) -> list[list[Tensor]]:
     """Results of `run`, fp64 code, under `samples` different roundings to `dtype`: one list per result."""
     runs = []
     for sample in range(samples):
-        with Rounding(dtype, seed + sample):
+        with rounding(dtype, seed + sample):
             runs.append(list(run()))
     return [list(column) for column in zip(*runs, strict=True)]
 

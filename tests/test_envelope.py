@@ -8,7 +8,17 @@ from test_exact import LONG
 
 from cases import draw_inputs
 from judge import assert_within_envelope, bounds_of
-from kimi_linear.conformance import Rounding, envelope, error_ratio, rms, rounded_runs, unit_roundoff
+from kimi_linear.conformance import (
+    RATIO_LIMIT,
+    OperandRounding,
+    Rounding,
+    envelope,
+    error_ratio,
+    rms,
+    rounded_runs,
+    unit_roundoff,
+)
+from kimi_linear.reference.chunked import chunk_kda
 from kimi_linear.reference.naive import recurrent_kda
 
 
@@ -83,3 +93,26 @@ def test_rms_neither_overflows_nor_vanishes():
 def test_unit_roundoff_is_half_an_ulp_of_one():
     assert unit_roundoff(torch.float32) == 2**-24
     assert unit_roundoff(torch.bfloat16) == 2**-8
+
+
+def test_operand_rounding_rounds_what_a_product_reads_and_nothing_else():
+    x = torch.full((1, 4), 1 + 2**-9, dtype=torch.float64)
+    y = torch.full((4, 1), 1.0, dtype=torch.float64)
+    with OperandRounding(torch.bfloat16, seed=0):
+        product, total, exponential = x @ y, x + x, x.exp()
+    assert torch.equal(total, 2 * x)
+    assert torch.equal(exponential, torch.tensor(x[0, 0].item(), dtype=torch.float64).exp().expand(1, 4))
+    error = (product / (x @ y) - 1).abs().item()
+    assert 0 < error <= 2.1 * unit_roundoff(torch.bfloat16)
+
+
+def test_half_precision_operands_stay_inside_their_envelope_and_fp8_ones_do_not():
+    x = draw_inputs(LONG).to(torch.bfloat16).to(torch.float64)
+    exact = x.call(recurrent_kda)
+    runs = rounded_runs(lambda: x.call(chunk_kda), torch.bfloat16, 4, rounding=OperandRounding)
+    limits = [envelope(truth, samples, torch.bfloat16) for truth, samples in zip(exact, runs, strict=True)]
+    for dtype, inside in ((torch.bfloat16, True), (torch.float8_e4m3fn, False)):
+        with OperandRounding(dtype, seed=100):
+            got = x.call(chunk_kda)
+        worst = max(error_ratio(*of).max().item() for of in zip(got, exact, limits, strict=True))
+        assert (worst <= RATIO_LIMIT) == inside, f"{dtype}: {worst}"

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kimi_linear.cli import verify, verify_model
+from kimi_linear.cli import devices, verify, verify_model
 from kimi_linear.cli.activations import layer_inputs, shipped_text, short_conv
 from kimi_linear.cli.main import app
 from kimi_linear.reference.chunked import chunk_kda, chunk_kda_backward
@@ -175,3 +175,34 @@ def test_tiers_differ_in_what_they_run():
     forwards = [(tier.forward.func, tier.forward.keywords["chunk_size"]) if isinstance(tier.forward, partial)
                 else (tier.forward, None) for tier in verify.tiers()]  # fmt: skip
     assert len({(*forward, tier.dtype) for forward, tier in zip(forwards, verify.tiers(), strict=True)}) == 4
+
+
+@pytest.mark.parametrize(("device", "message"), [("cuda", "where torch finds no GPU"), ("tpu", "one of cpu, cuda")])
+def test_a_device_that_is_not_there_is_refused_before_any_work(device, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(verify, "verify_cases", lambda: pytest.fail("work was done"))
+    result = CliRunner().invoke(app, ["verify", "--device", device])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.replace("│", " ").split())
+
+
+def test_cuda_without_triton_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(devices, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match="needs triton, which is not installed"):
+        devices.check_device("cuda")
+
+
+@pytest.mark.parametrize("change", [0.0, 0.02], ids=["right", "2 % off"])
+def test_half_precision_has_its_own_truth_and_limit(small, monkeypatch, change):
+    def in_half(q, k, v, g, beta, **options):
+        o, S = chunk_kda(q, k, v, g, beta, **options)
+        return o * (1 + change), S
+
+    tier = verify.Tier("half", in_half, chunk_kda_backward, torch.bfloat16)
+    monkeypatch.setattr(verify, "device_tiers", lambda device: [tier] if device == "cuda" else [])
+    heard = []
+    rows = [row for row in verify.verify_rows(heard.append, "cuda") if row.tier == "half"]
+    assert len(heard) == verify.steps("cuda")
+    assert len(rows) == len(small)
+    assert all(row.ok for row in rows) == (change == 0)

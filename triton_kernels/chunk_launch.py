@@ -1,0 +1,322 @@
+"""How `chunk_kda` is launched: block shapes, memory between the kernels, and the kernels' arguments.
+
+Everything but addresses follows from shapes, strides, dtypes and options. A call whose like was seen before is
+replayed (`replay`): one allocation for all intermediates, and one start a kernel.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+import triton.language as tl
+from torch import Tensor
+
+from ..reference.front_end import FrontEnd
+from ..reference.gates import BoundedGate
+from . import tuning
+from .chunk_merge import kda_chunks_kernel
+from .chunk_state import kda_state_kernel
+from .chunk_table import CHUNK, SCAN_BLOCK, TILE, chunk_count, kda_chunk_table_kernel, search_steps
+from .chunk_tiles import kda_tiles_kernel
+from .configurations import CHECKPOINT, describe, empty, example_front_ends, example_inputs
+from .gate_math import BETA_CODES, GATE_BOUNDED, GATE_BOUNDED_MILD, GATE_NONE, GATE_SOFTPLUS
+from .replay import Calls
+from .support import Configuration, Launch, cdiv, metadata, next_power_of_2, remember
+
+WIDE_SLICE_COST = 1.42  # of a chunk's time with 64 value channels to that with 32, measured on an H200
+MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
+DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
+ROOM_TO_PREFETCH = 163 * 1024  # bytes of shared memory: three chunks of 128 channels take up to 162 KiB
+ALIGNMENT = 256  # bytes: of each tensor in the workspace
+INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
+OUTPUTS = ("o", "final_state")
+
+CALLS = Calls(*INPUTS, *OUTPUTS)
+HOPPER_SHARED = 227 * 1024
+_example_shared = ContextVar("shared memory of the GPU that examples are for", default=HOPPER_SHARED)
+
+
+class Shape(NamedTuple):
+    """How one kernel is launched."""
+
+    block: int  # channels of a slice
+    warps: int
+    stages: int = 1
+    registers: int | None = None  # most a thread may hold, so that several programs share a multiprocessor
+
+
+class Plan(NamedTuple):
+    """Constants of a call that follow from shapes and dtypes alone."""
+
+    KP: int  # key channels, padded to a power of two
+    VP: int
+    tiles: Shape
+    chunks: Shape
+    state: Shape
+    dot: tl.dtype
+    solve: tl.dtype  # operands of the inverse
+    precision: str
+
+
+class Options(NamedTuple):
+    """What a call says beside its tensors."""
+
+    gate: int
+    lower_bound: float
+    l2norm_eps: float  # negative: no l2norm
+    beta_code: int
+    scale: float
+    output_final_state: bool
+
+
+class Workspace(NamedTuple):
+    """What one kernel leaves for the next; all dense, chunk by chunk. C = 64, M = 4 tiles of 16."""
+
+    first_chunk: Tensor  # [N + 2]
+    k_start: Tensor  # [chunks, HV, C, KP]      k times its decay from the tile's start
+    k_end: Tensor  # [chunks, HV, C, KP]        k times its decay to the tile's end
+    q_start: Tensor  # [chunks, HV, C, KP]
+    kg: Tensor  # [chunks, HV, C, KP]           k times its decay to the chunk's end
+    wq: Tensor  # [chunks, HV, 2 C, KP]         w above Aqk w - q exp(G)
+    uo: Tensor  # [chunks, HV, 2 C, VP]         u above Aqk u
+    T_tile: Tensor  # [chunks, HV, C, 16]
+    Aqk_tile: Tensor  # [chunks, HV, C, 16]
+    tile_gate: Tensor  # [chunks, HV, M, KP]    a tile's sum of gates, log2 units
+    chunk_decay: Tensor  # [chunks, HV, KP]
+    row_factors: Tensor  # [chunks, HV, 3, C]   beta, 1 / |k|, scale / |q|
+
+
+class Layout(NamedTuple):
+    """Where in one piece of memory each tensor of the workspace lies."""
+
+    offsets: dict[str, int]  # bytes
+    tensors: dict[str, tuple[tuple[int, ...], torch.dtype]]
+    size: int
+
+    def cut(self, memory: Tensor) -> Workspace:
+        """The workspace in memory [size], uint8."""
+        views = {}
+        for name, (shape, dtype) in self.tensors.items():
+            offset = self.offsets[name]
+            views[name] = memory[offset : offset + math.prod(shape) * dtype.itemsize].view(dtype).view(shape)
+        return Workspace(**views)
+
+
+@functools.lru_cache
+def workspace_layout(N: int, chunks: int, HV: int, KP: int, VP: int, dot: torch.dtype, solve: torch.dtype) -> Layout:
+    """The layout for so many segments and chunks."""
+    tensors: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+        "first_chunk": ((N + 2,), torch.int32),
+        **{name: ((chunks, HV, CHUNK, KP), dot) for name in ("k_start", "k_end", "q_start", "kg")},
+        "wq": ((chunks, HV, 2 * CHUNK, KP), dot),
+        "uo": ((chunks, HV, 2 * CHUNK, VP), dot),
+        "T_tile": ((chunks, HV, CHUNK, TILE), solve),
+        "Aqk_tile": ((chunks, HV, CHUNK, TILE), dot),
+        "tile_gate": ((chunks, HV, CHUNK // TILE, KP), torch.float32),
+        "chunk_decay": ((chunks, HV, KP), torch.float32),
+        "row_factors": ((chunks, HV, 3, CHUNK), torch.float32),
+    }
+    offsets, end = {}, 0
+    for name, (shape, dtype) in tensors.items():
+        offsets[name] = end
+        end += cdiv(math.prod(shape) * dtype.itemsize, ALIGNMENT) * ALIGNMENT
+    return Layout(offsets, tensors, end)
+
+
+def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int = 1) -> Plan:
+    """Choose block shapes; a table that the user set goes first (see `tuning`)."""
+    KP = max(16, next_power_of_2(q.shape[-1]))
+    VP = max(16, next_power_of_2(V))
+    half = q.dtype != torch.float32
+    full = "ieee" if torch.version.hip is not None or q.device.type == "cpu" else "tf32x3"
+    block = min(64 if half else 32, max(16, KP // 2))  # a loop of one slice is unrolled, and spills
+    shapes = {
+        "tiles": Shape(block, warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
+        "chunks": Shape(block, warps=4),
+        "state": _state_shape(q, VP, KP, segment_heads),
+    }
+    for kernel in shapes:
+        tuned = tuning.look_up(kernel, q.device, dtype=q.dtype, KP=KP, VP=VP, gate=gate)
+        shapes[kernel] = shapes[kernel] if tuned is None else Shape(**tuned)
+    return Plan(
+        KP=KP,
+        VP=VP,
+        **shapes,
+        dot=DOT_DTYPES[q.dtype],
+        solve=tl.float16 if half and normalised else tl.float32,
+        precision="tf32" if half and torch.version.hip is None else full,  # of products of fp32 operands
+    )
+
+
+def _state_shape(q: Tensor, VP: int, KP: int, segment_heads: int) -> Shape:
+    """Slices of 32 value channels, or of 64 where that saves rounds of programs: each multiprocessor holds one."""
+    if q.dtype == torch.float32 or KP > 128:
+        return Shape(
+            min(32, VP), warps=8
+        )  # 4 warps fault at K = 256 on triton 3.6, and spill ten times as much in fp32
+    narrow, wide = (cdiv(segment_heads * max(1, VP // block), _multiprocessors(q.device)) for block in (32, 64))
+    may_widen = VP >= 64 and _shared_memory(q.device) >= HOPPER_SHARED  # older matrix units spill 64 channels
+    block = 64 if may_widen and WIDE_SLICE_COST * wide < narrow else min(32, VP)
+    return Shape(block, warps=4, stages=3 if _shared_memory(q.device) >= ROOM_TO_PREFETCH else 1)
+
+
+def _shared_memory(device: torch.device) -> int:
+    """Bytes that a block may have."""
+    if device.type != "cuda":
+        return _example_shared.get()
+    properties = torch.cuda.get_device_properties(device)
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+class Prepared(NamedTuple):
+    """A call ready to be launched: sizes, block shapes, and where its intermediates will lie."""
+
+    N: int
+    chunks: int
+    options: Options
+    plan: Plan
+    layout: Layout
+
+
+_prepared: dict[Any, Prepared] = {}
+tuning.FORGET += [_prepared.clear, CALLS.known.clear]  # another table, other launches
+
+
+def prepare(tensors: dict[str, Any], options: Options) -> Prepared:
+    """Everything about a call that does not depend on addresses; `tensors` are the inputs."""
+    q, v, cu_seqlens = tensors["q"], tensors["v"], tensors["cu_seqlens"]
+    B, T = q.shape[:2]
+    N = B if cu_seqlens is None else len(cu_seqlens) - 1
+    gate = options.gate
+    if gate == GATE_BOUNDED.value and options.lower_bound >= MILD_BOUND and q.dtype == torch.bfloat16:
+        options = options._replace(gate=GATE_BOUNDED_MILD.value)
+    HV, V = v.shape[2:]
+    p = plan(q, V, options.l2norm_eps >= 0, options.gate, N * HV)
+    chunks = chunk_count(B, T, N, cu_seqlens is not None)
+    solve = torch.float16 if p.solve == tl.float16 else torch.float32
+    return Prepared(N, chunks, options, p, workspace_layout(N, chunks, HV, p.KP, p.VP, q.dtype, solve))
+
+
+def chunk_launches(tensors: dict[str, Any], ws: Workspace, call: Prepared) -> list[Launch]:
+    """The kernels of a call in their order; `tensors` are inputs and outputs by name."""
+    p, o, N = call.plan, call.options, call.N
+    packed = tensors["cu_seqlens"] is not None
+    T, H, K = tensors["q"].shape[1:]
+    HV, V = tensors["v"].shape[2:]
+    names = tensors | ws._asdict() | _strides(tensors) | o._asdict()
+    names |= {"first_chunk": ws.first_chunk if packed else None, "T": T, "N": N, "odd": 0}
+    names |= {"H": H, "HV": HV, "K": K, "KP": p.KP, "V": V, "VP": p.VP, "CHUNK": CHUNK, "TILE": TILE}
+    names |= {"GATE": o.gate, "L2NORM": o.l2norm_eps >= 0, "BETA": o.beta_code}
+    names |= {"PACKED": packed, "STEPS": search_steps(N) if packed else 0, "STAGES": p.state.stages}
+    names |= {
+        "DOT": p.dot,
+        "SOLVE": p.solve,
+        "PRECISION": p.precision,
+        "BLOCK": min(SCAN_BLOCK, next_power_of_2(N + 1)),
+    }
+    names |= {"HAS_INITIAL": names["initial_state"] is not None, "HAS_FINAL": names["final_state"] is not None}
+    cells = call.chunks * HV
+    launches = [
+        _launch(kda_tiles_kernel, cells * (CHUNK // TILE), names | {"BK": p.tiles.block}, p.tiles),  # stages 1 to 3
+        _launch(kda_chunks_kernel, cells, names | _slices(p), p.chunks),  # stages 2 to 4
+        _launch(kda_state_kernel, N * HV * (p.VP // p.state.block), names | {"BV": p.state.block}, p.state),  # 5, 6
+    ]
+    return [_launch(kda_chunk_table_kernel, 1, names, Shape(1, warps=4)), *launches] if packed else launches
+
+
+def _slices(p: Plan) -> dict[str, int]:
+    """Of the chunks kernel: value channels need fewer registers than key channels do."""
+    block = p.chunks.block
+    return {"BK": block, "BV": min(p.VP, block if p.dot == tl.float32 else 2 * block)}
+
+
+def _launch(kernel: Any, programs: int, names: dict[str, Any], shape: Shape) -> Launch:
+    arguments = {name: names[name] for name in kernel.arg_names}
+    return Launch(kernel, (programs,), arguments, shape.warps, shape.stages, shape.registers)
+
+
+def _strides(tensors: dict[str, Any]) -> dict[str, int]:
+    """q_sb, q_st, q_sh, q_sk and so on: batch, token, head, channel."""
+    axes = {"q": "bthk", "k": "bthk", "v": "bthv", "g": "bthk", "beta": "bth"}
+    return {
+        f"{name}_s{axis}": stride
+        for name, letters in axes.items()
+        for axis, stride in zip(letters, tensors[name].stride(), strict=True)
+    }
+
+
+def launch_chunk(tensors: dict[str, Any], options: Options) -> tuple[Tensor, Tensor | None]:
+    """Allocate the outputs, run all kernels on the inputs; the state's batch is the number of segments."""
+    key = (metadata(*tensors.values()), options)
+    call = _prepared.get(key)
+    if call is None:
+        call = prepare(tensors, options)
+        remember(_prepared, key, call)
+    q, v = tensors["q"], tensors["v"]
+    o = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    final_state = empty_state(q, v, call.N) if options.output_final_state else None
+    memory = torch.empty(call.layout.size, dtype=torch.uint8, device=q.device)
+
+    def launches() -> list[Launch]:
+        results = {"o": o, "final_state": final_state}
+        return chunk_launches(tensors | results, call.layout.cut(memory), call)
+
+    CALLS.run(key, (*tensors.values(), o, final_state), launches, memory, call.layout.offsets)
+    return o, final_state
+
+
+def empty_state(q: Tensor, v: Tensor, N: int) -> Tensor:
+    """Memory for N states."""
+    return torch.empty(N, v.shape[2], q.shape[3], v.shape[3], dtype=torch.float32, device=q.device)
+
+
+def options_of(front_end: FrontEnd | None, scale: float, output_final_state: bool) -> Options:
+    """A front end as the kernels are told it."""
+    if front_end is None:
+        return Options(GATE_NONE.value, 0.0, -1.0, BETA_CODES[None], scale, output_final_state)
+    gate = front_end.gate
+    code, bound = GATE_NONE.value, 0.0
+    if isinstance(gate, BoundedGate):
+        code, bound = GATE_BOUNDED.value, float(gate.lower_bound)
+    elif gate is not None:
+        code = GATE_SOFTPLUS.value
+    eps = -1.0 if front_end.l2norm_eps is None else float(front_end.l2norm_eps)
+    return Options(code, bound, eps, BETA_CODES[front_end.beta], scale, output_final_state)
+
+
+def configurations(shared_memory: int = HOPPER_SHARED) -> list[Configuration]:
+    """The checkpoint's sizes in every dtype, with each gate, packed and not; smaller and the largest channels."""
+    _example_shared.set(shared_memory)
+    halves, every = (torch.bfloat16, torch.float16), (torch.bfloat16, torch.float16, torch.float32)
+    cases = [(128, 128, dtype, packed) for dtype in every for packed in (False, True)]
+    cases += [(64, 64, dtype, False) for dtype in halves] + [(256, 256, dtype, False) for dtype in halves]
+    return [
+        Configuration(describe(gate=gate, K=K, V=V, dtype=str(dtype).removeprefix("torch."), packed=packed), launch)
+        for K, V, dtype, packed in cases
+        for gate, front_end in example_front_ends(CHECKPOINT["HV"], K).items()
+        for launch in _example(CHECKPOINT | {"K": K, "V": V}, dtype, packed, front_end)
+    ]
+
+
+def _example(
+    sizes: dict[str, int], dtype: torch.dtype, packed: bool, front_end: FrontEnd | None, N: int = 2, T: int = 8192
+) -> list[Launch]:
+    tensors: dict[str, Any] = dict.fromkeys(INPUTS) | example_inputs(1 if packed else N, T, sizes, dtype)
+    if front_end is not None and front_end.gate is not None:
+        tensors |= {"A_log": front_end.gate.A_log, "dt_bias": front_end.gate.dt_bias}
+    state = empty(N, sizes["HV"], sizes["K"], sizes["V"])
+    tensors |= {"cu_seqlens": empty(N + 1, dtype=torch.int64) if packed else None, "initial_state": state}
+    call = prepare(tensors, options_of(front_end, 1.0, True))
+    ws = call.layout.cut(empty(call.layout.size, dtype=torch.uint8))
+    return chunk_launches(tensors | {"o": tensors["v"], "final_state": state}, ws, call)

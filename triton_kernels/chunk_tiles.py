@@ -1,0 +1,274 @@
+"""Stages 1 to 3 inside tiles of 16 tokens: front end, decays, diagonal blocks of A and Aqk, their inverse.
+
+One program of one warp a tile and head; it walks over the key channels in slices, so that registers stay few
+and many programs share a multiprocessor. Three things leave it for the chunk: k and q times their decay inside
+the tile, the tile's whole decay, and the 16 x 16 blocks of T and Aqk.
+
+Decays between tokens are products of exp(g), never of their inverses, by the halving of
+`kimi_linear.reference.chunked.halving`: for sibling blocks of h = 1, 2, 4, 8 tokens,
+
+    decay(j -> i) = into_right[i] * out_of_left[j]
+
+one factor a row and level (a row is right or left, never both). Products, not exponentials of sums: one
+exponential a channel does for all levels, and a gate of -inf is the factor 0.
+"""
+
+import triton
+import triton.language as tl
+
+from .chunk_table import locate_chunk
+from .gate_math import GATE_BOUNDED_MILD, GATE_NONE, LOG2E, log2_decay, write_strength
+
+LEVELS = tl.constexpr(4)  # halvings of a tile: 16 = 2 ** 4
+MIDDLE = tl.constexpr(8.0)  # a mild gate's reference: its lower bound times half a tile
+
+
+@triton.jit
+def swap_siblings(x, h: tl.constexpr):
+    """Exchange neighbouring blocks of h rows: x ^ (x ^ y) is y, and costs a shuffle at most."""
+    C: tl.constexpr = x.shape[0]
+    K: tl.constexpr = x.shape[1]
+    bits = tl.reshape(x.to(tl.int32, bitcast=True), [C // (2 * h), 2, h, K])
+    other = bits ^ tl.xor_sum(bits, axis=1, keep_dims=True)
+    return tl.reshape(other, [C, K]).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def sibling_mask(i, j, h: tl.constexpr):
+    """Row i in a right block of h tokens, column j in its left sibling."""
+    return ((i // h) % 2 == 1) & (i // h == j // h + 1)
+
+
+@triton.jit
+def add_level(q, k, prefix, suffix, A, Aqk, h: tl.constexpr, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """Stage 2 between sibling blocks of h rows: right rows carry their prefix, left ones their suffix."""
+    rows = tl.arange(0, q.shape[0])
+    factor = tl.where(((rows // h) % 2 == 1)[:, None], prefix, suffix)
+    k_factor = k * factor.to(DOT)
+    q_factor = q * factor.to(DOT)
+    siblings = sibling_mask(rows[:, None], rows[None, :], h)
+    A += tl.where(siblings, tl.dot(k_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
+    Aqk += tl.where(siblings, tl.dot(q_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
+    return A, Aqk
+
+
+@triton.jit
+def grow_blocks(prefix, suffix, total, h: tl.constexpr):
+    """Stage 1: decays within blocks of h rows to those within blocks of 2 h."""
+    right = ((tl.arange(0, total.shape[0]) // h) % 2 == 1)[:, None]
+    sibling_total = swap_siblings(total, h)
+    prefix = tl.where(right, prefix * sibling_total, prefix)
+    suffix = tl.where(right, suffix, suffix * sibling_total)
+    return prefix, suffix, total * sibling_total
+
+
+@triton.jit
+def add_products_by_halving(q, k, g, A, Aqk, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """Stages 1 and 2, exact for every gate: adds one slice of channels to A and Aqk below the diagonal.
+
+    Returns k from the tile's start (own decay included), k to its end (excluded), and q from its start.
+    """
+    total = tl.exp2(g)
+    prefix = total
+    suffix = tl.full(g.shape, 1.0, tl.float32)
+    for level in tl.static_range(LEVELS):
+        A, Aqk = add_level(q, k, prefix, suffix, A, Aqk, 2**level, DOT, PRECISION)
+        prefix, suffix, total = grow_blocks(prefix, suffix, total, 2**level)
+    return k * prefix, k * suffix, q * prefix, A, Aqk
+
+
+@triton.jit
+def add_products_from_middle(q, k, g, lower_bound, A, Aqk, DOT: tl.constexpr, PRECISION: tl.constexpr):
+    """The same for g in [-5, 0], with one product: exp(G_i - c) and exp(c - G_j) around c = 8 * lower_bound.
+
+    G lies within 40 of c, so both factors fit bf16 and fp32. c is a constant: a reference taken from the
+    gates themselves would let later tokens round earlier ones.
+    """
+    k = k.to(tl.float32)
+    q = q.to(tl.float32)
+    c = MIDDLE * LOG2E * lower_bound
+    G = tl.cumsum(g, axis=0)
+    after = tl.exp2(G - c)
+    k_after = k * after
+    k_before = k * tl.exp2(c - G)
+    q_after = q * after
+    k_before_t = tl.trans(k_before.to(DOT))
+    A += tl.dot(k_after.to(DOT), k_before_t, input_precision=PRECISION)
+    Aqk += tl.dot(q_after.to(DOT), k_before_t, input_precision=PRECISION)
+    to_end = tl.exp2(tl.sum(g, axis=0) - c)[None, :]
+    from_start = tl.exp2(c)
+    return k_after * from_start, k_before * to_end, q_after * from_start, A, Aqk
+
+
+@triton.jit
+def diagonal(M):
+    """The diagonal of a square."""
+    i = tl.arange(0, M.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], M, 0.0), axis=1)
+
+
+@triton.jit
+def invert_tile(A, SOLVE: tl.constexpr, PRECISION: tl.constexpr):
+    """Stage 3 inside a tile: (I + A)^-1 by merging over the halving levels, X <- X - X A_h X."""
+    i = tl.arange(0, A.shape[0])[:, None]
+    j = tl.arange(0, A.shape[0])[None, :]
+    X = tl.where(i == j, 1.0, 0.0) - tl.where(sibling_mask(i, j, 1), A, 0.0)
+    for level in tl.static_range(1, LEVELS):
+        A_h = tl.where(sibling_mask(i, j, 2**level), A, 0.0).to(SOLVE)
+        X_A = tl.dot(X.to(SOLVE), A_h, input_precision=PRECISION)
+        X -= tl.dot(X_A.to(SOLVE), X.to(SOLVE), input_precision=PRECISION)
+    return X
+
+
+@triton.jit
+def zero_rows(o, token, valid, hv, HV: tl.constexpr, V: tl.constexpr, VP: tl.constexpr):
+    """o is dense, [T, HV, V] of one packed row."""
+    rows = tl.arange(0, valid.shape[0])[:, None]
+    value = tl.arange(0, VP)[None, :]
+    at = ((token.to(tl.int64) + rows) * HV + hv) * V + value
+    tl.store(o + at, tl.zeros([valid.shape[0], VP], o.dtype.element_ty), mask=valid[:, None] & (value < V))
+
+
+@triton.jit(do_not_specialize=["odd"])
+def kda_tiles_kernel(
+    q,
+    k,
+    g,
+    beta,
+    A_log,
+    dt_bias,
+    o,
+    k_start,
+    k_end,
+    q_start,
+    tile_gate,
+    row_factors,
+    T_tile,
+    Aqk_tile,
+    cu_seqlens,
+    first_chunk,
+    scale,
+    lower_bound,
+    l2norm_eps,
+    T,
+    N,
+    odd,
+    q_sb,
+    q_st: tl.constexpr,
+    q_sh,
+    q_sk: tl.constexpr,
+    k_sb,
+    k_st: tl.constexpr,
+    k_sh,
+    k_sk: tl.constexpr,
+    g_sb,
+    g_st: tl.constexpr,
+    g_sh,
+    g_sk: tl.constexpr,
+    beta_sb,
+    beta_st,
+    beta_sh,
+    H: tl.constexpr,
+    HV: tl.constexpr,
+    K: tl.constexpr,
+    KP: tl.constexpr,
+    V: tl.constexpr,
+    VP: tl.constexpr,
+    BK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+    GATE: tl.constexpr,
+    L2NORM: tl.constexpr,
+    BETA: tl.constexpr,
+    PACKED: tl.constexpr,
+    STEPS: tl.constexpr,
+    DOT: tl.constexpr,
+    SOLVE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    hv = pid % HV
+    tile = pid // HV % (CHUNK // TILE)
+    chunk = pid // (HV * (CHUNK // TILE))
+    row, segment, token, end = locate_chunk(chunk, cu_seqlens, first_chunk, T, N, PACKED, STEPS, CHUNK)
+    if segment > N:
+        return
+    rows = tl.arange(0, TILE)
+    token += tile * TILE
+    valid = rows < end - token
+    if segment == N:  # rows past the last segment
+        zero_rows(o, token, valid, hv, HV, V, VP)
+        return
+    b = row.to(tl.int64)
+    t = token.to(tl.int64)
+    h = (hv // (HV // H)).to(tl.int64)
+    q += b * q_sb + t * q_st + h * q_sh
+    k += b * k_sb + t * k_st + h * k_sh
+    g += b * g_sb + t * g_st + hv.to(tl.int64) * g_sh
+    beta += b * beta_sb + t * beta_st + hv.to(tl.int64) * beta_sh
+    r = rows.to(tl.int64)[:, None]
+
+    # where the tile's rows go: chunks are dense, [chunk, HV, 64, ..]
+    cell = chunk.to(tl.int64) * HV + hv
+    out_row = cell * CHUNK + tile * TILE
+    k_end += out_row * KP
+    k_start += out_row * KP
+    q_start += out_row * KP
+    tile_gate += (cell * (CHUNK // TILE) + tile) * KP
+    row_factors += cell * 3 * CHUNK + tile * TILE + rows
+    root_rate = 0.0
+    if GATE != GATE_NONE:
+        root_rate = tl.exp2(tl.load(A_log + hv).to(tl.float32) * (LOG2E / 2))
+
+    A = tl.zeros([TILE, TILE], tl.float32)
+    Aqk = tl.zeros([TILE, TILE], tl.float32)
+    kk = tl.zeros([TILE, TILE], tl.float32)
+    qq = tl.zeros([TILE, TILE], tl.float32)
+    qk = tl.zeros([TILE, TILE], tl.float32)
+    for k0 in tl.range(0, KP, BK, disable_licm=True):
+        # odd is 0, which the compiler cannot know: it sees pairs of channels, no longer runs, and so lays
+        # them out two to a thread with all rows of a channel in one thread, where sums over rows cost least
+        channel = k0 + 2 * odd + tl.arange(0, BK)
+        c = channel.to(tl.int64)[None, :]
+        mask = valid[:, None] & (channel < K)[None, :]
+        x_q = tl.load(q + r * q_st + c * q_sk, mask=mask, other=0.0).to(DOT)
+        x_k = tl.load(k + r * k_st + c * k_sk, mask=mask, other=0.0).to(DOT)
+        x_g = tl.load(g + r * g_st + c * g_sk, mask=mask, other=0.0).to(tl.float32)
+        bias = tl.zeros([BK], tl.float32)
+        if GATE != GATE_NONE:
+            bias = tl.load(dt_bias + hv * K + channel, mask=channel < K, other=0.0).to(tl.float32)
+        x_g = tl.where(valid[:, None], log2_decay(x_g, bias[None, :], root_rate, lower_bound, GATE), 0.0)
+        k_t = tl.trans(x_k)
+        qk += tl.dot(x_q, k_t, input_precision=PRECISION)
+        if L2NORM:
+            kk += tl.dot(x_k, k_t, input_precision=PRECISION)
+            qq += tl.dot(x_q, tl.trans(x_q), input_precision=PRECISION)
+        if GATE == GATE_BOUNDED_MILD:
+            k_s, k_e, q_s, A, Aqk = add_products_from_middle(x_q, x_k, x_g, lower_bound, A, Aqk, DOT, PRECISION)
+        else:
+            k_s, k_e, q_s, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
+        at = rows[:, None] * KP + channel[None, :]
+        tl.store(k_start + at, k_s.to(DOT))
+        tl.store(q_start + at, q_s.to(DOT))
+        tl.store(k_end + at, k_e.to(DOT))
+        tl.store(tile_gate + channel, tl.sum(x_g, axis=0))
+
+    # what only scales rows waits until all channels are seen: l2norm, scale, beta
+    x_beta = tl.load(beta + rows.to(tl.int64) * beta_st, mask=valid, other=0.0)
+    strength = tl.where(valid, write_strength(x_beta.to(tl.float32), BETA), 0.0)
+    k_norm = tl.full([TILE], 1.0, tl.float32)
+    q_norm = k_norm * scale
+    if L2NORM:
+        k_norm = tl.rsqrt(diagonal(kk) + l2norm_eps)
+        q_norm = scale * tl.rsqrt(diagonal(qq) + l2norm_eps)
+    tl.store(row_factors, strength)
+    tl.store(row_factors + CHUNK, k_norm)
+    tl.store(row_factors + 2 * CHUNK, q_norm)
+
+    i = rows[:, None]
+    j = rows[None, :]
+    A = tl.where(j < i, A * (strength * k_norm)[:, None] * k_norm[None, :], 0.0)
+    Aqk = tl.where(j < i, Aqk, tl.where(j == i, qk, 0.0)) * q_norm[:, None] * k_norm[None, :]
+    X = invert_tile(A, SOLVE, PRECISION)
+    tl.store(T_tile + out_row * TILE + i * TILE + j, X.to(T_tile.dtype.element_ty))
+    tl.store(Aqk_tile + out_row * TILE + i * TILE + j, Aqk.to(Aqk_tile.dtype.element_ty))

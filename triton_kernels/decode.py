@@ -1,0 +1,375 @@
+"""One decoding step for serving: states live in a pool, a call names the slots, the pool is updated in place.
+
+    o = decode_step(q, k, v, g, beta, state_pool=pool, slot_indices=slots, front_end=front_end)
+
+Which slot a sequence reads and writes:
+
+| slot_indices | reads                              | writes                                                       |
+|--------------|------------------------------------|--------------------------------------------------------------|
+| [N]          | slot_indices[n]                    | the same slot, the state after the last token                |
+| [N, M]       | slot_indices[n, accepted[n] - 1]   | slot_indices[n, t], the state after token t (speculation)    |
+
+accepted[n] counts the tokens of the previous step that were kept, from 1 to M; where num_accepted_tokens is
+None it is 1. To reject drafts is then to pass a smaller number: no state has to be rolled back.
+
+An index that is `pad_slot`, or outside the pool, means nobody: no state is read or written there, and a
+sequence whose first state is nobody's has output rows of 0. All other slots keep their bits.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from ..reference.front_end import FrontEnd
+from .configurations import CHECKPOINT, describe, empty, example_front_ends, example_inputs
+from .gate import front_end_arguments
+from .pool import STATE_DTYPES, check_pool, check_slot_contents, check_slots, read_slot
+from .replay import Calls
+from .step import (
+    dims_of,
+    kda_step,
+    prepare_token,
+    read_channels,
+    read_token,
+    segment,
+    token_offset,
+    write_rows_past_the_end,
+    write_zero_rows,
+)
+from .support import (
+    MIN_BLOCK,
+    Configuration,
+    Launch,
+    cdiv,
+    check_no_gradient,
+    check_supported,
+    checked_dims,
+    define_op,
+    metadata,
+    next_power_of_2,
+)
+
+ONCE = tl.constexpr("evict_first")  # a state is read and written once a step: let it not push others out of L2
+
+
+# Value columns and warps a program, for every batch size, so that a sequence's bits do not depend on its batch.
+# On an H200 with K = V = 128 the best of 16 tiles from 16 sequences up; for a single one it costs 1 us of 5.
+TILE = (64, 4)
+MAX_STATE = 128 * 64  # elements a program holds: 64 registers a thread at 4 warps
+MIN_STATE_PER_WARP = 512  # less, and threads of a program would hold copies of the same elements
+
+
+@cache
+def tile_of(K: int, V: int, tile: tuple[int, int] = TILE) -> tuple[int, int, int]:
+    """BK, BV and warps: the tile, cut to the sizes that there are."""
+    BK = max(MIN_BLOCK, next_power_of_2(K))
+    BV = min(tile[0], MAX_STATE // BK, max(MIN_BLOCK, next_power_of_2(V)))
+    return BK, BV, min(tile[1], max(1, BK * BV // MIN_STATE_PER_WARP))
+
+
+@triton.jit(do_not_specialize=["N"])
+def decode_kernel(
+    q,
+    k,
+    v,
+    g,
+    beta,
+    q_strides: tl.constexpr,
+    k_strides: tl.constexpr,
+    v_strides: tl.constexpr,
+    g_strides: tl.constexpr,
+    beta_strides: tl.constexpr,
+    o,
+    pool,
+    pool_strides: tl.constexpr,
+    slots,
+    pad_slot,
+    slot_indices,
+    slot_strides: tl.constexpr,
+    accepted,
+    cu_seqlens,
+    T,
+    N,
+    HV,
+    GROUP,
+    scale,
+    A_log,
+    dt_bias,
+    lower_bound,
+    l2norm_eps,
+    BETA: tl.constexpr,
+    K: tl.constexpr,
+    V: tl.constexpr,
+    M: tl.constexpr,
+    SEVERAL: tl.constexpr,
+    BK: tl.constexpr,
+    BV: tl.constexpr,
+):
+    """Program (n, hv, slice of V): load the state of sequence n from its slot, walk its tokens, store the state.
+
+    M is the number of slots a sequence has, one a token; 0 where it has a single slot for its last state. Strides
+    are compiled in: addresses cost less, on the device and at every launch, and a server has few layouts.
+    """
+    slices: tl.constexpr = (V + BV - 1) // BV
+    n = (tl.program_id(0) // (HV * slices)).to(tl.int64)
+    hv = (tl.program_id(0) // slices) % HV
+    h = hv // GROUP
+
+    channels = tl.arange(0, BK).to(tl.int64)
+    columns = (tl.program_id(0) % slices) * BV + tl.arange(0, BV).to(tl.int64)
+    in_k, in_v = channels < K, columns < V
+
+    kept = 1
+    if accepted is not None:
+        kept = tl.load(accepted + n)
+    slot = read_slot(slot_indices, slot_strides, n, kept - 1, M, slots, pad_slot)
+    first, end, row = segment(cu_seqlens, n, T)
+    o += hv * V + columns
+    write_rows_past_the_end(o, HV * V, cu_seqlens, n, N, T, in_v)
+    if (slot < 0) | (first == end):
+        write_zero_rows(o, HV * V, row * T + first, row * T + end, 1, in_v)
+        return
+
+    pool += hv.to(tl.int64) * pool_strides[1]
+    here = channels[:, None] * pool_strides[2] + columns[None, :] * pool_strides[3]
+    in_state = in_k[:, None] & in_v[None, :]
+    S = tl.load(pool + slot * pool_strides[0] + here, mask=in_state, other=0.0, eviction_policy=ONCE).to(tl.float32)
+
+    rate = A_log
+    bias = dt_bias
+    if A_log is not None:
+        rate = tl.load(A_log + hv).to(tl.float32)
+        bias = read_channels(dt_bias + hv * K + channels, in_k)
+    q += token_offset(q_strides, row, first, h) + channels * q_strides[3]
+    k += token_offset(k_strides, row, first, h) + channels * k_strides[3]
+    v += token_offset(v_strides, row, first, hv) + columns * v_strides[3]
+    g += token_offset(g_strides, row, first, hv) + channels * g_strides[3]
+    beta += token_offset(beta_strides, row, first, hv)
+    q_t, k_t, v_t, g_t, beta_t = read_token(q, k, v, g, beta, channels, columns, first < end, K, V)
+    for t in range(first, end):
+        q_t, k_t, g_t, beta_t = prepare_token(q_t, k_t, g_t, beta_t, rate, bias, lower_bound, l2norm_eps, BETA)
+        v_now = v_t
+        q_now, k_now, g_now, beta_now = q_t, k_t, g_t, beta_t
+        if SEVERAL:  # ask for the next token while this one is computed with
+            q += q_strides[1]
+            k += k_strides[1]
+            v += v_strides[1]
+            g += g_strides[1]
+            beta += beta_strides[1]
+            q_t, k_t, v_t, g_t, beta_t = read_token(q, k, v, g, beta, channels, columns, t + 1 < end, K, V)
+        o_t, S = kda_step(S, q_now, k_now, v_now, g_now, beta_now, scale)
+        tl.store(o + (row * T + t) * HV * V, o_t, mask=in_v)
+        if M > 0:
+            slot_t = read_slot(slot_indices, slot_strides, n, t - first, M, slots, pad_slot)
+            there = pool + slot_t * pool_strides[0] + here
+            stored = (channels < tl.where(slot_t >= 0, K, 0))[:, None] & in_v[None, :]
+            tl.store(there, S.to(pool.dtype.element_ty), mask=stored, eviction_policy=ONCE)
+    if M == 0:
+        there = pool + slot * pool_strides[0] + here
+        tl.store(there, S.to(pool.dtype.element_ty), mask=in_state, eviction_policy=ONCE)
+
+
+def settled(x: Tensor) -> tuple[int, ...]:
+    """Strides, 0 along a batch or token axis of length 1: they say nothing there, and must not compile anew."""
+    B, T = x.shape[:2]
+    sb, st, *inner = x.stride()
+    return (sb if B > 1 else 0, st if T > 1 else 0, *inner)
+
+
+def decode_launch(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    o: Tensor,
+    pool: Tensor,
+    slot_indices: Tensor,
+    accepted: Tensor | None,
+    cu_seqlens: Tensor | None,
+    pad_slot: int,
+    scale: float,
+    front_end: dict[str, Any],
+    tile: tuple[int, int] = TILE,
+) -> Launch:
+    """The launch that fills o [B, T, HV, V], contiguous, and updates pool [slots, HV, K, V]."""
+    dims = dims_of(q, v, cu_seqlens)
+    BK, BV, num_warps = tile_of(dims.K, dims.V, tile)
+    per_token = slot_indices.dim() == 2
+    arguments = {
+        "q": q,
+        "k": k,
+        "v": v,
+        "g": g,
+        "beta": beta,
+        "q_strides": settled(q),
+        "k_strides": settled(k),
+        "v_strides": settled(v),
+        "g_strides": settled(g),
+        "beta_strides": settled(beta),
+        "o": o,
+        "pool": pool,
+        "pool_strides": pool.stride(),
+        "slots": pool.shape[0],
+        "pad_slot": pad_slot,
+        "slot_indices": slot_indices,
+        "slot_strides": slot_indices.stride() if per_token else (slot_indices.stride(0), 0),
+        "accepted": accepted,
+        "cu_seqlens": cu_seqlens,
+        "T": dims.T,
+        "N": dims.N,
+        "HV": dims.HV,
+        "GROUP": dims.HV // dims.H,
+        "scale": scale,
+        "K": dims.K,
+        "V": dims.V,
+        "M": slot_indices.shape[1] if per_token else 0,
+        "SEVERAL": dims.T > 1,
+        "BK": BK,
+        "BV": BV,
+        **front_end,
+    }
+    return Launch(decode_kernel, (dims.N * dims.HV * cdiv(dims.V, BV),), arguments, num_warps)
+
+
+CALLS = Calls(
+    *("q", "k", "v", "g", "beta", "pool", "slot_indices", "accepted", "cu_seqlens", "A_log", "dt_bias", "o"),
+)
+
+
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state_pool: Tensor,
+    slot_indices: Tensor,
+    num_accepted_tokens: Tensor | None,
+    cu_seqlens: Tensor | None,
+    pad_slot: int,
+    scale: float,
+    A_log: Tensor | None,
+    dt_bias: Tensor | None,
+    lower_bound: float | None,
+    l2norm_eps: float | None,
+    BETA: int,
+) -> Tensor:
+    o = torch.empty_like(v, memory_format=torch.contiguous_format)
+    front_end = {
+        "A_log": A_log,
+        "dt_bias": dt_bias,
+        "lower_bound": lower_bound,
+        "l2norm_eps": l2norm_eps,
+        "BETA": BETA,
+    }
+
+    def launches() -> list[Launch]:
+        slots = (slot_indices, num_accepted_tokens, cu_seqlens, pad_slot)
+        return [decode_launch(q, k, v, g, beta, o, state_pool, *slots, scale, front_end)]
+
+    inputs = (q, k, v, g, beta, state_pool, slot_indices, num_accepted_tokens, cu_seqlens, A_log, dt_bias)
+    key = (metadata(*inputs), pad_slot, scale, lower_bound, l2norm_eps, BETA)
+    CALLS.run(key, (*inputs, o), launches)
+    return o
+
+
+def _decode_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(v, memory_format=torch.contiguous_format)
+
+
+_op = define_op(
+    "decode_step(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state_pool, Tensor slot_indices, "
+    "Tensor? num_accepted_tokens, Tensor? cu_seqlens, int pad_slot, float scale, Tensor? A_log, Tensor? dt_bias, "
+    "float? lower_bound, float? l2norm_eps, int BETA) -> Tensor",
+    _decode,
+    _decode_fake,
+)
+
+
+def decode_step(
+    q: Float[Tensor, "B T H K"],
+    k: Float[Tensor, "B T H K"],
+    v: Float[Tensor, "B T HV V"],
+    g: Float[Tensor, "B T HV K"],
+    beta: Float[Tensor, "B T HV"],
+    *,
+    state_pool: Float[Tensor, "slots HV K V"],
+    slot_indices: Int[Tensor, " N"] | Int[Tensor, "N M"],
+    front_end: FrontEnd | None = None,
+    scale: float | None = None,
+    pad_slot: int = -1,
+    num_accepted_tokens: Int[Tensor, " N"] | None = None,
+    cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
+    check_indices: bool = False,
+) -> Float[Tensor, "B T HV V"]:
+    """Advance sequences by their next tokens, states in `state_pool` updated in place, and return o.
+
+    q, k, v, g, beta, front_end and scale are as in the contract: N = B sequences of T tokens each, or N packed
+    ones of any lengths with cu_seqlens and B = 1. T is 1 in plain decoding, 1 + drafts in speculation. The pool
+    is fp32 or bf16, of any strides; arithmetic is fp32, and a state is rounded only where it is stored.
+
+    Indices are int32 or int64. See the module for the slots that are read and written. check_indices=True reads
+    them on the host, which waits for the device, and raises ValueError for an index outside the pool, a count
+    outside [1, M], a sequence longer than M, or one slot written for two sequences: a race. Without it such a
+    call is wrong but stays inside its tensors.
+    """
+    dims = checked_dims(q, k, v, g, beta, front_end=front_end, scale=scale, cu_seqlens=cu_seqlens)
+    check_supported("decode_step", q, dims)
+    check_pool("state_pool", state_pool, q, "[slots, HV, K, V]", (dims.HV, dims.K, dims.V))
+    check_slots(slot_indices, num_accepted_tokens, q, dims, packed=cu_seqlens is not None)
+    if check_indices:
+        check_slot_contents(slot_indices, state_pool.shape[0], pad_slot, num_accepted_tokens, cu_seqlens)
+    raw = front_end_arguments(front_end)
+    check_no_gradient(
+        "decode_step", q, k, v, g, beta, state_pool, raw["A_log"], raw["dt_bias"], instead="use torch.no_grad()"
+    )
+    scale = dims.K**-0.5 if scale is None else float(scale)
+    return _op(
+        q,
+        k,
+        v,
+        g,
+        beta,
+        state_pool,
+        slot_indices,
+        num_accepted_tokens,
+        cu_seqlens,
+        pad_slot,
+        scale,
+        *raw.values(),
+    )
+
+
+def configurations() -> list[Configuration]:
+    """The checkpoint's sizes, alone and in a batch, both pool dtypes, and drafts; odd sizes; the largest K."""
+    cases = [(CHECKPOINT, B, 1, dtype) for B in (1, 64) for dtype in STATE_DTYPES]
+    cases += [(CHECKPOINT, 16, 4, torch.float32), ({"H": 2, "HV": 4, "K": 60, "V": 20}, 3, 4, torch.bfloat16)]
+    cases += [({"H": 2, "HV": 4, "K": 256, "V": 512}, 64, 1, torch.float32)]
+    found = []
+    for sizes, B, T, dtype in cases:
+        HV, K, V = sizes["HV"], sizes["K"], sizes["V"]
+        x = example_inputs(B, T, sizes)
+        slots = empty(B, dtype=torch.int32) if T == 1 else empty(B, T, dtype=torch.int32)
+        for gate, front_end in example_front_ends(HV, K).items():
+            launch = decode_launch(
+                **x,
+                o=x["v"],
+                pool=empty(8, HV, K, V, dtype=dtype),
+                slot_indices=slots,
+                accepted=None if T == 1 else slots[:, 0].contiguous(),
+                cu_seqlens=None,
+                pad_slot=-1,
+                scale=1.0,
+                front_end=front_end_arguments(front_end),
+            )
+            pool = str(dtype).removeprefix("torch.")
+            found.append(Configuration(describe(gate=gate, B=B, T=T, K=K, V=V, pool=pool), launch))
+    return found
