@@ -17,7 +17,7 @@ test: lint types
 # On a machine whose own Python has torch, triton, pytest and this package; nothing is set up.
 test-gpu: SHELL := /bin/bash
 test-gpu:
-	set -o pipefail; $(PYTHON) -m pytest tests/triton tests/gpu 2>&1 | tee test-gpu.log
+	set -o pipefail; $(PYTHON) -m pytest -p no:benchmark tests/triton tests/gpu 2>&1 | tee test-gpu.log
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

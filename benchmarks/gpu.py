@@ -179,8 +179,8 @@ def flash_kda(x: Inputs, gate: str) -> Call:
 CANDIDATES = {
     ("ours", "softplus"): ours,
     ("ours", "bounded"): ours,
-    ("fla", "softplus"): fla,
     ("fla", "bounded"): fla,
+    ("fla", "softplus"): fla,
     ("FlashKDA", "bounded"): flash_kda,
 }
 MODULES = {"ours": "kimi_linear", "fla": "fla", "FlashKDA": "flash_kda"}
@@ -192,8 +192,14 @@ DISTRIBUTIONS = {
 
 
 def installed(with_fla: bool) -> list[tuple[str, str]]:
-    """Candidates that can run here."""
+    """Candidates that are installed; FlashKDA also has to run, since its binary may be made for another torch."""
     found = [name for name, module in MODULES.items() if importlib.util.find_spec(module) is not None]
+    if "FlashKDA" in found:
+        try:
+            flash_kda(draw(Shape(1, 64, 1)), "bounded")()
+        except (RuntimeError, ImportError) as error:
+            console.print(f"FlashKDA is installed and does not run here: {str(error).splitlines()[0]}")
+            found.remove("FlashKDA")
     return [c for c in CANDIDATES if c[0] in found and (with_fla or c[0] != "fla")]
 
 

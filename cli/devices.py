@@ -55,6 +55,7 @@ def device_tiers(device: str) -> list[Tier]:
 def on_device(op: Operator, device: str) -> Operator:
     """`op` on tensors of the CPU: arguments go to the device, results come back."""
 
+    @torch.no_grad()
     def run(*inputs: Tensor, **options: Any) -> list[Tensor]:
         moved = {name: _moved(value, device) for name, value in options.items()}
         return [y.cpu() for y in op(*(x.to(device) for x in inputs), **moved)]
