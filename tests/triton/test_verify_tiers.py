@@ -17,6 +17,7 @@ def small(monkeypatch):
     cases = [dataclasses.replace(case, inputs=tuple(x[:1, :40] for x in case.inputs), options=options)]
     monkeypatch.setattr(verify, "verify_cases", lambda: cases)
     monkeypatch.setattr(verify, "tiers", lambda: [])
+    monkeypatch.setattr(verify, "logit_rows", lambda progress: iter(()))
     monkeypatch.setattr(devices, "DTYPES", {"fp32": torch.float32, "fp16": torch.float16})  # the interpreter's
     original = devices.device_tiers
     monkeypatch.setattr(verify, "device_tiers", lambda device: original("cuda") if device == "cuda" else [])
