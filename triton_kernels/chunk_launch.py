@@ -40,8 +40,8 @@ HOPPER_SHARED = 227 * 1024
 _example_shared = ContextVar("shared memory of the GPU that examples are for", default=HOPPER_SHARED)
 
 
-# Products of fp16 operands over 16 channels gave wrong rows on an H200 (triton 3.6, exact integer inputs), those over
-# 128 channels right ones. Until the cause is known, half precision is padded to what was seen to be right.
+# The chunks kernel's half-precision products with slices of 16 or 32 columns gave wrong rows on an H200 (triton 3.6),
+# those with 64 and 128 right ones. Until the cause is known, half precision is padded to what was seen to be right.
 NARROWEST_HALF = 128
 
 
@@ -154,7 +154,7 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
         **shapes,
         dot=DOT_DTYPES[q.dtype],
         solve=tl.float16 if half and normalised else tl.float32,
-        precision="tf32" if half and normalised and torch.version.hip is None else full,  # of fp32 operands
+        precision="tf32" if half and torch.version.hip is None else full,  # of products of fp32 operands
     )
 
 
