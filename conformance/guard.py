@@ -78,10 +78,19 @@ def guarded_run(
 
 
 def raw_run(
-    adapter: Adapter, call: Call, caps: Capabilities, want: frozenset[str], seconds: float = CASE_SECONDS
+    adapter: Adapter,
+    call: Call,
+    caps: Capabilities,
+    want: frozenset[str],
+    seconds: float = CASE_SECONDS,
+    copy: bool = True,
 ) -> Results:
-    """Call the adapter with private inputs: it raises in time, returns all it was asked for, and only reads."""
-    private = {name: x.clone() for name, x in call.tensors().items()}
+    """Call the adapter: it returns in time all it was asked for, and only reads.
+
+    It gets copies of the inputs, or the very tensors, with their strides, where `copy` is False.
+    """
+    private = {name: x.clone() if copy else x for name, x in call.tensors().items()}
+    call = call if copy else Call(**{**vars(call), **{name: x.clone() for name, x in private.items()}})
     given = Call(**{**vars(call), **private})
     try:
         with time_limit(seconds):
