@@ -13,7 +13,7 @@ import torch
 
 from .adapter import Call
 from .bench import TOKEN_TENSORS, Bench, RelationBroken, changed, joined, must_equal, tokens
-from .cases import Case, Tensors
+from .cases import Tensors
 from .draws import DEAD
 
 POISONS = (float("nan"), 1e30)
@@ -304,8 +304,3 @@ def linear_gradients(bench: Bench) -> None:
     for name in want:
         must_equal(got[name], 2 * want[name], f"{name} of twice the cotangents")
 
-
-def relation_case(relation: Relation) -> Case:
-    """A relation as a line of the catalogue."""
-    doc = (relation.check.__doc__ or "").strip()
-    return Case(relation.id, "relations", doc, relation.catches, flags=("quick",))
