@@ -16,9 +16,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from .conformance import conformance
 from .verify import Row, steps, verify_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.add_typer(conformance, name="conformance")
 
 JsonOption = Annotated[
     Path | None,

@@ -157,7 +157,7 @@ def _contradictions(caps: Capabilities) -> list[str]:
     found = []
     if not {"chunk", "recurrent"} & set(caps.operations):
         found.append(f'operations must name "chunk" or "recurrent"; got {caps.operations}')
-    choices = [("operations", name, OPERATIONS) for name in caps.operations]
+    choices: list[tuple[str, str, tuple[str, ...]]] = [("operations", name, OPERATIONS) for name in caps.operations]
     choices += [("stages", name, STAGES) for name in caps.stages]
     choices += [
         ("log_base", caps.log_base, ("e", "2")),

@@ -88,4 +88,4 @@ def tokens(x: Tensors, part: slice) -> Tensors:
 
 def joined(x: Tensors, y: Tensors) -> Tensors:
     """y's tokens after x's, from x's state."""
-    return replace(x, **{name: torch.cat([getattr(x, name), getattr(y, name)], 1) for name in TOKEN_TENSORS})
+    return replace(x, **{name: torch.cat([getattr(x, name), getattr(y, name)], 1) for name in TOKEN_TENSORS})  # type: ignore[arg-type]

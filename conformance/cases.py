@@ -6,6 +6,7 @@ chunks ("2C+1"), so that every kernel is asked about its own edges. Nothing here
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -97,6 +98,8 @@ def why_not(case: Case, caps: Capabilities, contract: Contract) -> str | None:
         return "backward is not declared"
     if case.beta in ("two", "up_to_two", "mixed") and not caps.beta_above_one:
         return "beta above 1 is not declared"
+    if case.has("exact") and not caps.free_scale and math.log2(_nearest(case.K, caps.K)) % 2:
+        return "its scale, K ** -0.5, is no power of two"
     if case.has("beyond_fp16") and "fp16" in (contract.io, contract.operand, contract.state):
         return "the values leave the range of fp16"
     return None

@@ -46,6 +46,7 @@ INTEGERS: dict[str, Any] = {
     "values": "small_integers",
     "beta": "bits",
     "state": "small_integers",
+    "scale": 0.25,
     "flags": ("exact", "quick"),
     "effect": "a wrong index, mask or factor; no rounding is involved",
 }
@@ -53,7 +54,7 @@ INTEGERS: dict[str, Any] = {
 EXACT = [
     Case("exact.dense", "exact", "two batch items, value heads in groups", B=2, T="2C+5", H=2, K=16, V=5, **INTEGERS),
     Case("exact.square", "exact", "K = V hides a transposed state; values do not", T="C+3", K=16, V=16, **INTEGERS),
-    Case("exact.wide", "exact", "more value than key channels, no multiple of 16", T=37, K=12, V=40, scale=0.5, **INTEGERS),
+    Case("exact.wide", "exact", "more value than key channels, no multiple of 16", T=37, K=12, V=40, **INTEGERS),
     Case(
         "exact.packed",
         "exact",
@@ -106,7 +107,16 @@ def packed(id: str, comment: str, *lengths: int | str, past_end: int = 0, links:
     """A packed case with the family's usual knobs."""
     effect = "one user's text leaks into another's, or a state is garbage"
     return Case(
-        f"packing.{id}", "packing", comment, effect, links, lengths=lengths, past_end=past_end, K=16, V=12, gate="slow"
+        f"packing.{id}",
+        "packing",
+        comment,
+        effect,
+        links,
+        lengths=lengths,
+        past_end=past_end,
+        K=16,
+        V=12,
+        gate="slow",
     )
 
 
@@ -134,7 +144,7 @@ GATE = [
     gate("zero", "nothing is forgotten"),
     gate("slow", "decays of a long memory", quick=True),
     gate("typical", "what published tests draw"),
-    gate("strong", "a mean of -10", (EXECUTORCH_GATE,)),
+    gate("strong", "a mean of -10", (EXECUTORCH_GATE,), quick=True),
     gate("bound", "the lower bound of the bounded gate at every token", (NPU_GATE,), quick=True),
     gate("minus30", "past any lower bound", (EXECUTORCH_GATE, ASCEND_UPPER)),
     gate("dead", "every decay is 0"),
@@ -164,7 +174,9 @@ STRENGTH = [
     Case("strength.up_to_two", "strength", "negative eigenvalues", beta="up_to_two"),
     Case("strength.mixed", "strength", "0, 1/2, 1 and 2", beta="mixed"),
     Case("strength.alternating", "strength", "every other token writes", beta="alternating"),
-    Case("strength.per_head", "strength", "heads that write at different strength", beta="per_head", flags=("quick",)),
+    Case(
+        "strength.per_head", "strength", "heads that write at different strength", beta="per_head", flags=("quick",)
+    ),
 ]
 
 HARD_KEYS: dict[str, Any] = {"gate": "slow", "beta": "high", "T": "2C+1", "links": (TT_INVERSE,)}
@@ -184,7 +196,14 @@ KEY = [
         for cosine in ("0.9", "0.97", "0.99", "0.999")
     ],
     Case("keys.duplicate", "keys", "one key for all tokens", keys="duplicate", **HARD_KEYS),
-    Case("keys.flipped", "keys", "one key and its negative, beta = 2", keys="flipped", **{**HARD_KEYS, "beta": "two"}),
+    Case(
+        "keys.flipped",
+        "keys",
+        "one key and its negative, beta = 2",
+        keys="flipped",
+        flags=("quick",),
+        **{**HARD_KEYS, "beta": "two"},
+    ),
     Case("keys.runs", "keys", "every token eight times", keys="runs", flags=("quick",), **HARD_KEYS),
     Case("keys.one_hot", "keys", "an exact lookup table", keys="one_hot", gate="slow"),
     Case("keys.tiny", "keys", "keys of length 1e-3", keys="tiny"),
@@ -201,10 +220,25 @@ VALUE = [
     Case("values.needle", "values", "one token 1e5 larger", values="needle", flags=("beyond_fp16",), state="none"),
     Case("values.per_head", "values", "heads of scale 1 to 1e-7", values="per_head", group=8, state="none"),
     Case("values.offset", "values", "values that are not centred", values="offset", keys="positive"),
-    Case("values.large_state", "values", "a state near half precision's end", state="large", gate="slow",
-         links=(GYM_RANGE,), flags=("beyond_fp16",)),
-    Case("values.square_state", "values", "K = V with a state that is not symmetric", K=16, V=16, gate="slow",
-         links=(VLLM_LAYOUT,), flags=("quick",)),
+    Case(
+        "values.large_state",
+        "values",
+        "a state near half precision's end",
+        state="large",
+        gate="slow",
+        links=(GYM_RANGE,),
+        flags=("beyond_fp16", "quick"),
+    ),
+    Case(
+        "values.square_state",
+        "values",
+        "K = V with a state that is not symmetric",
+        K=16,
+        V=16,
+        gate="slow",
+        links=(VLLM_LAYOUT,),
+        flags=("quick",),
+    ),
     Case("values.scale", "values", "a scale other than K ** -0.5", scale=0.7, flags=("quick",)),
 ]
 

@@ -139,12 +139,14 @@ def split(bench: Bench, case: Case, id: str) -> Verdict:
 def identity_residuals(got: Results, x: Tensors, bounds: Results) -> dict[str, tuple[Tensor, Tensor]]:
     """Identities between a backward's own results: residual and allowed error, for each.
 
-        <dq, q> = <do, o>                        a token and key head: o is linear in q
-        <dk, k> + <dv, v> = 2 beta dbeta         a token: k -> c k, v -> c v, beta -> beta / c^2 changes nothing else
-        <dv, v> + <dh0, h0> = <do, o> + <dht, S> over all: o and S are linear in (v, h0)
-        dg_first = rowsum(h0 dh0)                the first gate scales h0
+    <dq, q> = <do, o>                        a token and key head: o is linear in q
+    <dk, k> + <dv, v> = 2 beta dbeta         a token: k -> c k, v -> c v, beta -> beta / c^2 changes nothing else
+    <dv, v> + <dh0, h0> = <do, o> + <dht, S> over all: o and S are linear in (v, h0)
+    dg_first = rowsum(h0 dh0)                the first gate scales h0
     """
-    assert x.do is not None and x.dht is not None and x.h0 is not None
+    assert x.do is not None
+    assert x.dht is not None
+    assert x.h0 is not None
     grads = {name: y.double() for name, y in got.items()}
     H = x.q.shape[2]
 
@@ -182,7 +184,9 @@ def identity_residuals(got: Results, x: Tensors, bounds: Results) -> dict[str, t
     }
 
 
-@closed_form("gradient_identities", "a term that the backward forgets", "backward", B=1, T="C+3", flags=("gradients",))
+@closed_form(
+    "gradient_identities", "a term that the backward forgets", "backward", B=1, T="C+3", flags=("gradients",)
+)
 def gradient_identities(bench: Bench, case: Case, id: str) -> Verdict:
     """Four identities between gradients, outputs and inputs."""
     problem = bench.problem(case)
@@ -197,4 +201,3 @@ def gradient_identities(bench: Bench, case: Case, id: str) -> Verdict:
     verdict.contract = problem.contract
     verdict.reason = "; ".join(f"{name} is broken by {ratios[name]:.3g} roundings" for name in broken)
     return verdict
-

@@ -86,7 +86,9 @@ GATES: dict[str, Callable[[Draw, Shape], Array]] = {
     "edge_resets_late": lambda d, s: np.where(_every(32, s, 1) == 1, DEAD, -0.05 * soft(d.normal(*s))),
     "edge_resets_early": lambda d, s: np.where(_every(32, s, 31) == 1, DEAD, -0.05 * soft(d.normal(*s))),
     "spikes": lambda d, s: np.where(_every(SPIKE_PERIOD, s) == 1, -12.0, -0.01 * soft(d.normal(*s))),
-    "token_ramp": lambda d, s: -np.broadcast_to((np.arange(s[1]) / max(s[1], 1))[None, :, None, None], s) ** 2 - 1e-3,
+    "token_ramp": lambda d, s: (
+        -(np.broadcast_to((np.arange(s[1]) / max(s[1], 1))[None, :, None, None], s) ** 2) - 1e-3
+    ),
     "per_head": lambda d, s: -_per_head(s) * soft(d.normal(*s)),
     "constant_per_token": lambda d, s: np.broadcast_to(-soft(d.normal(*s[:3], 1)), s).copy(),
     "keep_or_forget": lambda d, s: np.where(d.uniform(*s) < 0.05, DEAD, 0.0),

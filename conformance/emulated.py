@@ -20,6 +20,7 @@ products off the diagonal blocks, differences on them), "pairwise" takes all dif
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -54,7 +55,9 @@ class Emulated:
 
     def backward(self, call: Call) -> Results:
         """Gradients by autograd through the same steps, rounded where the forward rounds."""
-        h0 = call.dht * 0 if call.initial_state is None else call.initial_state
+        assert call.do is not None
+        assert call.dht is not None
+        h0 = torch.zeros_like(call.dht) if call.initial_state is None else call.initial_state
         leaves = [x.detach().clone().requires_grad_() for x in (call.q, call.k, call.v, call.g, call.beta, h0)]
         fields = dict(zip(("q", "k", "v", "g", "beta", "initial_state"), leaves, strict=True))
         o, S = self.forward(Call(**{**vars(call), **fields}))
@@ -65,7 +68,8 @@ class Emulated:
         return self.host_gradients(dict(zip(names, filled, strict=True)), call)
 
     def cotangents(self, call: Call) -> tuple[Tensor, Tensor]:
-        assert call.do is not None and call.dht is not None
+        assert call.do is not None
+        assert call.dht is not None
         return call.do, call.dht
 
     def host_gradients(self, grads: Results, call: Call) -> Results:
@@ -76,7 +80,7 @@ class Emulated:
     def forward(self, call: Call) -> tuple[Tensor, Tensor]:
         q, k, v, g, beta = self.heads(call)
         o = self.allocate(v)
-        states = []
+        states: list[Tensor] = []
         for n, (b, start, end) in enumerate(self.segments(call)):
             S = self.initial_state(call, v, n, states)
             rows = [x[b, start:end].transpose(0, 1) for x in (q, k, v, g, beta)]
@@ -107,7 +111,7 @@ class Emulated:
         if call.cu_seqlens is None:
             return [(b, 0, T) for b in range(B)]
         ends = call.cu_seqlens.tolist()
-        return [(0, start, end) for start, end in zip(ends, ends[1:], strict=False)]
+        return [(0, start, end) for start, end in pairwise(ends)]
 
     def initial_state(self, call: Call, v: Tensor, n: int, states: list[Tensor]) -> Tensor:
         if call.initial_state is None:
@@ -133,7 +137,7 @@ class Emulated:
         for start in range(0, T, C):
             length = min(C, T - start)
             chunk = [self.pad(x[:, start : start + length], C) for x in rows]
-            o, S = self.chunk(*chunk, S, length)
+            o, S = self.chunk(chunk, S, length)
             S = to_format(S, self.contract.state)
             outputs.append(o[:, :length])
         return torch.cat(outputs, 1), S
@@ -143,9 +147,8 @@ class Emulated:
 
     # Device: one chunk
 
-    def chunk(
-        self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, S: Tensor, length: int
-    ) -> tuple[Tensor, Tensor]:
+    def chunk(self, rows: list[Tensor], S: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        q, k, v, g, beta = rows
         G = self.cumulative(g)
         A = self.key_products(k, beta, G)
         Aqk = self.query_products(q, k, G)
@@ -234,12 +237,13 @@ class EmulatedRecurrent(Emulated):
     def segment(self, rows: list[Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
         outputs = [rows[2][:, :0]]
         for t in range(rows[0].shape[1]):
-            o, S = self.token(*(x[:, t] for x in rows), S)
+            o, S = self.token([x[:, t] for x in rows], S)
             S = to_format(S, self.contract.state)
             outputs.append(o[:, None])
         return torch.cat(outputs, 1), S
 
-    def token(self, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, S: Tensor) -> tuple[Tensor, Tensor]:
+    def token(self, rows: list[Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
+        q, k, v, g, beta = rows
         S = self.exp(g)[..., None] * S
         u = beta[..., None] * (v - (S * k[..., None]).sum(1))
         S = S + k[..., None] * u[:, None]

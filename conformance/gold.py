@@ -31,7 +31,7 @@ from ..reference.naive.recurrent import segments
 from ..reference.operands import Operands, prepare, zero_rows_after
 from .adapter import GRADIENTS, STAGES, Contract
 from .envelope import Rounding, rms
-from .limits import FLOOR, SAMPLES
+from .limits import FLOOR, PRICE_SAMPLES, SAMPLES
 from .precision import DTYPES, moved_grid, roundoff
 from .problem import Problem
 
@@ -47,6 +47,7 @@ class ContractRounding(Rounding):
     def __init__(self, contract: Contract, seed: int) -> None:
         super().__init__(DTYPES[contract.accumulate], seed)
         self.operand = contract.operand
+        self.by_rows = seed % 2 == 1  # which order of sums inverts: kernels use either
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket in PRODUCTS:
@@ -62,22 +63,22 @@ class ContractRounding(Rounding):
 
 
 @functools.lru_cache(maxsize=512)
-def _truth(key: Any, problem: "_ByKey") -> Results:
+def _truth(key: Any, problem: _ByKey) -> Results:
     x = problem.it
     with torch.no_grad():
         o, S = recurrent_kda(*x.inputs(), **x.options(), output_final_state=True)
         results: Results = {"o": o, "final_state": S} if S is not None else {}
         if x.judge.do is not None:
-            grads = recurrent_kda_backward(*x.inputs(), x.judge.do, x.judge.dht, **x.options())
+            grads = recurrent_kda_backward(*x.inputs(), do=x.judge.do, dht=x.judge.dht, **x.options())
             results |= dict(zip(GRADIENTS, grads, strict=True))
     return results
 
 
 @functools.lru_cache(maxsize=512)
-def _envelopes(key: Any, problem: "_ByKey", recurrence_alone: bool) -> Results:
+def _envelopes(key: Any, problem: _ByKey, recurrence_alone: bool) -> Results:
     x, truth = problem.it, truth_of(problem.it)
     form = rounded_recurrence if recurrence_alone or x.contract.chunk_size is None else rounded_chunks
-    runs = [form(x, seed) for seed in range(SAMPLES)]
+    runs = [form(x, seed) for seed in range(PRICE_SAMPLES if recurrence_alone else SAMPLES)]
     return {name: row_envelope(truth[name], [run[name] for run in runs], name, x.contract) for name in truth}
 
 
@@ -135,7 +136,7 @@ def rounded_recurrence(x: Problem, seed: int) -> Results:
         for tokens, rows in segments(y):
             S = y.h0[rows]
             for t in range(tokens.start, tokens.stop):
-                o_t, S = kda_step(S, *(z[:, t] for z in (y.q, y.k, y.v, y.g, y.beta)), y.scale)
+                o_t, S = kda_step(S, *(z[:, t] for z in (y.q, y.k, y.v, y.g, y.beta)), scale=y.scale)
                 S = rounding.to(S, x.contract.state)
                 outputs.append(o_t)
             states.append(S)
@@ -166,15 +167,30 @@ def rounded_stages(x: Operands, contract: Contract, rounding: ContractRounding) 
     diagonal = (rounding.to(y.q, contract.operand) * rounding.to(y.k, contract.operand)).sum(-1)
     Aqk = decayed_products(y.q, y.k, decays, diagonal)
     rounding.operand = contract.accumulate
-    T = invert_unit_lower(A)
+    T = substitution(A) if rounding.by_rows else invert_unit_lower(A)
     rounding.operand = contract.operand
     w, u = (rounding.to(z, contract.operand) for z in wy_vectors(T, y.beta_k, y.beta_v, decays))
     S, v_new, left = _rounded_pass(w, u, y.k, decays, layout, x.h0, rounding, contract.state)
     return ChunkStages(layout, y, decays, A, Aqk, T, w, u, S, v_new, left, *chunk_output(y.q, Aqk, S, v_new, decays))
 
 
+def substitution(A: Tensor) -> Tensor:
+    """(I + A)^-1 by elimination, column after column: every partial sum is rounded."""
+    X = torch.eye(A.shape[-1], dtype=A.dtype).expand_as(A)
+    for j in range(A.shape[-1] - 1):
+        X = X - A[..., :, j, None] * X[..., j, None, :]
+    return X
+
+
 def _rounded_pass(
-    w: Tensor, u: Tensor, k: Tensor, decays: Any, layout: ChunkLayout, h0: Tensor, rounding: ContractRounding, state: str
+    w: Tensor,
+    u: Tensor,
+    k: Tensor,
+    decays: Any,
+    layout: ChunkLayout,
+    h0: Tensor,
+    rounding: ContractRounding,
+    state: str,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Stage 5 one step at a time, so that the state is stored between chunks."""
     S = layout.longest_first(h0)
@@ -196,9 +212,7 @@ def _rounded_differences(g: Tensor, rounding: ContractRounding) -> Tensor:
     return torch.cat([first, rest], -2).clamp(max=0.0)
 
 
-def _run(
-    x: Problem, rounding: ContractRounding, forward: Callable[[Operands], tuple[Tensor, Tensor]]
-) -> Results:
+def _run(x: Problem, rounding: ContractRounding, forward: Callable[[Operands], tuple[Tensor, Tensor]]) -> Results:
     if x.judge.do is None:
         with torch.no_grad(), rounding:
             o, S = forward(prepare(*x.inputs(), **x.options()))

@@ -24,6 +24,7 @@ from .limits import CASE_SECONDS
 from .precision import DTYPES
 from .problem import Problem, in_layout, result_shapes, state_format
 
+STATES = ("final_state", "dh0")
 REFERENCE = str(Path(__file__).parent.parent / "reference")
 
 
@@ -73,7 +74,7 @@ def guarded_run(
     shapes = result_shapes(problem, caps)
     for name in sorted(want & set(shapes)):
         _check_result(name, results[name], shapes[name], problem, caps, finite)
-    states = {name: in_layout(results[name], caps) for name in ("final_state", "dh0") if name in results}
+    states: Results = {name: in_layout(results[name], caps) for name in STATES if name in results}
     return {**results, **states}
 
 
@@ -140,7 +141,9 @@ def _check_result(
     bad = ~x.isfinite()
     if finite and bad.any():
         where = bad.nonzero()[0].tolist()
-        raise KernelFailure(f"{name} is {x[tuple(where)].item()} at {where}, {int(bad.sum())} of {x.numel()} elements")
+        raise KernelFailure(
+            f"{name} is {x[tuple(where)].item()} at {where}, {int(bad.sum())} of {x.numel()} elements"
+        )
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:

@@ -1,7 +1,7 @@
 """Number formats by name, and rounding to them: tf32 is no dtype of torch, but kernels compute in it.
 
-    to_format(x, f)     the nearest number of format f, in x's own dtype; gradients pass straight through
-    moved_grid(x, f, s) to_format(s x) / s: the same rounding on a grid moved by s, for envelopes
+to_format(x, f)     the nearest number of format f, in x's own dtype; gradients pass straight through
+moved_grid(x, f, s) to_format(s x) / s: the same rounding on a grid moved by s, for envelopes
 """
 
 from __future__ import annotations

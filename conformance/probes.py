@@ -21,12 +21,22 @@ from torch import Tensor
 from ..reference.naive import recurrent_kda
 from .bench import Bench
 from .gold import Results, envelopes_of, truth_of
-from .limits import PROBE_COEFFICIENT
+from .limits import PROBE_BEYOND, PROBE_COEFFICIENT
 from .precision import MANTISSA, to_format
 from .problem import Problem, state_format
 from .verdict import Verdict
 
-PROBE_KNOBS = {"B": 3, "T": "2C+9", "H": 2, "group": 1, "keys": "random", "beta": "uniform", "K": 24, "V": 32, "seed": 5}
+PROBE_KNOBS = {
+    "B": 3,
+    "T": "2C+9",
+    "H": 2,
+    "group": 1,
+    "keys": "random",
+    "beta": "uniform",
+    "K": 24,
+    "V": 32,
+    "seed": 5,
+}
 LOG2E_BF16 = 1.4453125  # log2(e) in bf16
 
 
@@ -42,7 +52,7 @@ class Probe:
 
 
 def _with(problem: Problem, **tensors: Tensor) -> Problem:
-    return replace(problem, judge=replace(problem.judge, **tensors))
+    return replace(problem, judge=replace(problem.judge, **tensors))  # type: ignore[arg-type]
 
 
 def beta_in_bf16(problem: Problem) -> Problem:
@@ -90,7 +100,7 @@ def run_probe(probe: Probe, bench: Bench) -> Verdict:
     coefficient = coefficient_of(got, problem, probe.slip(problem))
     verdict = Verdict(probe.id, "probe", "pass", ratios={"coefficient": coefficient}, contract=bench.contract)
     verdict.limit = PROBE_COEFFICIENT
-    if coefficient > PROBE_COEFFICIENT:
+    if PROBE_COEFFICIENT < coefficient < PROBE_BEYOND:
         verdict.status = "fail"
         verdict.reason = f"{probe.catches}: its direction is in the error with coefficient {coefficient:.2f}"
     return verdict

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -106,7 +108,7 @@ def head_order(bench: Bench) -> None:
 
 def _segments(x: Tensors) -> Iterator[tuple[int, int, int]]:
     offsets = x.offsets or []
-    for n, (start, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+    for n, (start, end) in enumerate(pairwise(offsets)):
         yield n, start, end
 
 
@@ -127,7 +129,9 @@ def packed_is_separate(bench: Bench) -> None:
         must_equal(got["final_state"][n : n + 1], want["final_state"], f"final_state of packed segment {n}")
 
 
-@relation("packed_neighbours", "a tile that reads over a segment's end, or a multiplication as a mask", needs="packed")
+@relation(
+    "packed_neighbours", "a tile that reads over a segment's end, or a multiplication as a mask", needs="packed"
+)
 def packed_neighbours(bench: Bench) -> None:
     """NaN, or a huge number, in one segment and past the last leaves the others alone."""
     case = bench.case(**PACKED, past_end=3)
@@ -269,14 +273,15 @@ def _inside_nan(x: torch.Tensor) -> torch.Tensor:
 def nan_in_new_memory() -> Iterator[None]:
     """Inside this context torch.empty gives NaN."""
     before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    fill = torch.utils.deterministic.fill_uninitialized_memory
+    memory: Any = torch.utils.deterministic
+    fill = memory.fill_uninitialized_memory
     torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = True
+    memory.fill_uninitialized_memory = True
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.utils.deterministic.fill_uninitialized_memory = fill
+        memory.fill_uninitialized_memory = fill
 
 
 @relation("dirty_memory", "elements of a result that are never written")
@@ -303,4 +308,3 @@ def linear_gradients(bench: Bench) -> None:
     want, got = bench.run(case, x), bench.run(case, changed(x, do=2 * x.do, dht=2 * x.dht))
     for name in want:
         must_equal(got[name], 2 * want[name], f"{name} of twice the cotangents")
-

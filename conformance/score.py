@@ -20,6 +20,7 @@ from .mutants.registry import BASES
 from .panel import panel
 from .suite import Check, all_checks
 
+
 @dataclass
 class Score:
     """The kill matrix and what follows from it."""

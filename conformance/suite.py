@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from . import cases, relations
-from .adapter import Adapter, BadAdapterError, Contract, checked_capabilities
+from .adapter import Adapter, BadAdapterError, checked_capabilities
 from .bench import BASE, Bench, RelationBroken
 from .cases import Case
 from .catalogue import subset
@@ -201,5 +201,3 @@ def _probe_check(probe: Probe) -> Check:
         return None if probe.applies(bench) else "a kernel without chunks has no cumulative gate"
 
     return Check(probe.id, "probe", "probes", probe.catches, partial(run_probe, probe), why_not)
-
-

@@ -1,11 +1,12 @@
 """Bugs of the delta rule, of the triangular inverse and of the output."""
 
-# mypy: disable-error-code="no-untyped-def, misc"
+# mypy: disable-error-code="no-untyped-def, override"
 
 from __future__ import annotations
 
 import torch
 
+from ..emulated import Emulated
 from ..precision import to_format
 from .registry import mutant
 
@@ -33,7 +34,7 @@ def doubling(A, format):
 
 
 @mutant("delta", "no delta correction: plain linear attention")
-class NoDelta:
+class NoDelta(Emulated):
     def key_products(self, k, beta, G):
         return 0 * super().key_products(k, beta, G)
 
@@ -42,93 +43,93 @@ class NoDelta:
 
 
 @mutant("delta", "the state is not asked before a write")
-class NoPrediction:
+class NoPrediction(Emulated):
     def writes(self, u, w, S):
         return u
 
 
 @mutant("delta", "the prediction is added")
-class PredictionAdded:
+class PredictionAdded(Emulated):
     def writes(self, u, w, S):
         return u + self.product(w, S)
 
 
 @mutant("inverse", "the inverse is I - A")
-class Neumann1:
+class Neumann1(Emulated):
     def inverse(self, A):
         return neumann(A, 1)
 
 
 @mutant("inverse", "a series to A^3")
-class Neumann3:
+class Neumann3(Emulated):
     def inverse(self, A):
         return neumann(A, 3)
 
 
 @mutant("inverse", "a series to A^7")
-class Neumann7:
+class Neumann7(Emulated):
     def inverse(self, A):
         return neumann(A, 7)
 
 
 @mutant("inverse", "a series to A^15 where the chunk has 32 rows")
-class Neumann15:
+class Neumann15(Emulated):
     def inverse(self, A):
         return neumann(A, 15)
 
 
 @mutant("inverse", "the inverse of I - A")
-class InverseSign:
+class InverseSign(Emulated):
     def inverse(self, A):
         return super().inverse(-A)
 
 
 @mutant("inverse", "the transposed inverse")
-class InverseTransposed:
+class InverseTransposed(Emulated):
     def inverse(self, A):
         return super().inverse(A).transpose(1, 2)
 
 
 @mutant("inverse", "doubling products in fp16", on="chunk16", link=TT_INVERSE)
-class InverseDoublingFp16:
+class InverseDoublingFp16(Emulated):
     def inverse(self, A):
         return doubling(A, "fp16")
 
 
 @mutant("inverse", "doubling products in bf16", link=TT_INVERSE)
-class InverseDoublingBf16:
+class InverseDoublingBf16(Emulated):
     def inverse(self, A):
         return doubling(A, "bf16")
 
 
 @mutant("inverse", "doubling products in fp32", link=GITHUB + "tenstorrent/tt-metal/issues/54839")
-class InverseDoublingFp32:
+class InverseDoublingFp32(Emulated):
     def inverse(self, A):
         return doubling(A, "fp32")
 
 
 @mutant("inverse", "A is rounded to bf16 before it is inverted")
-class InverseOfBf16:
+class InverseOfBf16(Emulated):
     def inverse(self, A):
         return super().inverse(to_format(A, "bf16"))
 
 
 @mutant("inverse", "sub-chunks are inverted, the blocks between them are left out")
-class InverseBlocks:
+class InverseBlocks(Emulated):
     def inverse(self, A):
         block = torch.arange(A.shape[-1]) // 16
         return super().inverse(A * (block[:, None] == block))
 
 
 @mutant("inverse", "the last row of a chunk is not eliminated")
-class InverseLastRow:
+class InverseLastRow(Emulated):
     def inverse(self, A):
         rows = torch.arange(A.shape[-1]) < A.shape[-1] - 1
         return super().inverse(A * rows[:, None])
 
 
 @mutant("delta", "A keeps its diagonal")
-class KeysDiagonal:
+class KeysDiagonal(Emulated):
     def key_products(self, k, beta, G):
         return torch.tril(beta[..., None] * self.decayed(k, k, G))
 
@@ -138,54 +139,54 @@ class KeysDiagonal:
 
 
 @mutant("delta", "A's mask is one row too strict")
-class KeysMaskStrict:
+class KeysMaskStrict(Emulated):
     def key_products(self, k, beta, G):
         return torch.tril(super().key_products(k, beta, G), -2)
 
 
 @mutant("delta", "keys of A are queries")
-class KeysAreQueries:
-    def chunk(self, q, k, v, g, beta, S, length):
-        self.q = q
-        return super().chunk(q, k, v, g, beta, S, length)
+class KeysAreQueries(Emulated):
+    def chunk(self, rows, S, length):
+        self.q = rows[0]
+        return super().chunk(rows, S, length)
 
     def key_products(self, k, beta, G):
         return torch.tril(beta[..., None] * self.decayed(self.q, k, G), -1)
 
 
 @mutant("delta", "no gate in w: the prediction comes from the state before its decay")
-class WUngated:
+class WUngated(Emulated):
     def w_vectors(self, T, k, beta, G):
         return super().w_vectors(T, k, beta, torch.zeros_like(G))
 
 
 @mutant("delta", "w's gate excludes the token itself")
-class WGateShifted:
+class WGateShifted(Emulated):
     def w_vectors(self, T, k, beta, G):
         return super().w_vectors(T, k, beta, torch.cat([torch.zeros_like(G[:, :1]), G[:, :-1]], 1))
 
 
 @mutant("delta", "w is stored in an 8-bit format")
-class WShort:
+class WShort(Emulated):
     def w_vectors(self, T, k, beta, G):
         w = super().w_vectors(T, k, beta, G)
         return torch.round(w * 16) / 16
 
 
 @mutant("output", "the output is read before the token's own write")
-class OutputBefore:
+class OutputBefore(Emulated):
     def query_products(self, q, k, G):
         return torch.tril(self.decayed(q, k, G), -1)
 
 
 @mutant("output", "no gate on the queries of earlier chunks")
-class OutputUngated:
+class OutputUngated(Emulated):
     def output(self, q, Aqk, S, v_new, G):
         return super().output(q, Aqk, S, v_new, torch.zeros_like(G))
 
 
 @mutant("output", "a token sees one token ahead")
-class OutputAhead:
+class OutputAhead(Emulated):
     def query_products(self, q, k, G):
         return torch.tril(self.pairwise_all(q, k, G), 1)
 
@@ -195,38 +196,31 @@ class OutputAhead:
 
 
 @mutant("output", "a thousandth of the chunk's last write leaks into every row")
-class OutputLeak:
+class OutputLeak(Emulated):
     def output(self, q, Aqk, S, v_new, G):
         return super().output(q, Aqk, S, v_new, G) + 2.0**-12 * v_new[:, -1:]
 
 
 @mutant("output", "what earlier chunks answer is dropped")
-class OutputIntraOnly:
+class OutputIntraOnly(Emulated):
     def output(self, q, Aqk, S, v_new, G):
         return self.product(Aqk, v_new)
 
 
 @mutant("output", "the output of earlier chunks is read from the state after this chunk")
-class OutputNextState:
+class OutputNextState(Emulated):
     def output(self, q, Aqk, S, v_new, G):
         self.pending = q * self.exp(G), Aqk, v_new
         return super().output(q, Aqk, S, v_new, G)
 
-    def next_state(self, S, k, v_new, G, G_last):
-        return super().next_state(S, k, v_new, G, G_last)
-
-    def chunk(self, q, k, v, g, beta, S, length):
-        _, after = super().chunk(q, k, v, g, beta, S, length)
+    def chunk(self, rows, S, length):
+        _, after = super().chunk(rows, S, length)
         decayed, Aqk, v_new = self.pending
         return self.product(decayed, after) + self.product(Aqk, v_new), after
 
 
 @mutant("output", "u in place of v_new inside the chunk")
-class OutputOldValues:
-    def chunk(self, q, k, v, g, beta, S, length):
-        self.u = None
-        return super().chunk(q, k, v, g, beta, S, length)
-
+class OutputOldValues(Emulated):
     def writes(self, u, w, S):
         self.u = u
         return super().writes(u, w, S)
@@ -236,24 +230,24 @@ class OutputOldValues:
 
 
 @mutant("output", "no scale")
-class ScaleNone:
+class ScaleNone(Emulated):
     def scale_queries(self, q, call, v):
         return q
 
 
 @mutant("output", "the scale is V ** -0.5")
-class ScaleOfV:
+class ScaleOfV(Emulated):
     def scale_queries(self, q, call, v):
         return q * v.shape[-1] ** -0.5
 
 
 @mutant("output", "the scale is applied twice", link=GITHUB + "ml-explore/mlx-lm/issues/1799")
-class ScaleTwice:
+class ScaleTwice(Emulated):
     def scale_queries(self, q, call, v):
         return q * call.scale**2
 
 
 @mutant("output", "the scale argument is ignored")
-class ScaleIgnored:
+class ScaleIgnored(Emulated):
     def scale_queries(self, q, call, v):
         return q * q.shape[-1] ** -0.5
