@@ -32,7 +32,7 @@ from ..reference.operands import Operands, prepare, zero_rows_after
 from .adapter import GRADIENTS, STAGES, Contract
 from .envelope import Rounding, rms
 from .limits import FLOOR, PRICE_SAMPLES, SAMPLES
-from .precision import DTYPES, moved_grid, roundoff
+from .precision import DTYPES, moved_grid, roundoff, to_format
 from .problem import Problem
 
 Results = dict[str, Tensor]
@@ -128,7 +128,10 @@ def _over_neighbours(spread: Tensor) -> Tensor:
 
 
 def rounded_recurrence(x: Problem, seed: int) -> Results:
-    """The recurrence with the contract's roundings, and its gradients by autograd under them."""
+    """The recurrence with the contract's roundings, and its gradients by autograd under them.
+
+    One sample stores the state on the format's own grid: there a slow decay may round back to where it was.
+    """
     rounding = ContractRounding(replace(x.contract, operand=x.contract.accumulate), seed)
 
     def forward(y: Operands) -> tuple[Tensor, Tensor]:
@@ -136,8 +139,8 @@ def rounded_recurrence(x: Problem, seed: int) -> Results:
         for tokens, rows in segments(y):
             S = y.h0[rows]
             for t in range(tokens.start, tokens.stop):
-                o_t, S = kda_step(S, *(z[:, t] for z in (y.q, y.k, y.v, y.g, y.beta)), scale=y.scale)
-                S = rounding.to(S, x.contract.state)
+                o_t, S = kda_step(S, y.q[:, t], y.k[:, t], y.v[:, t], y.g[:, t], y.beta[:, t], y.scale)
+                S = to_format(S, x.contract.state) if seed == 0 else rounding.to(S, x.contract.state)
                 outputs.append(o_t)
             states.append(S)
         o = torch.stack(outputs, 1) if outputs else torch.zeros_like(y.v[:, :0])

@@ -39,7 +39,7 @@ class Problem:
         offsets = None if self.judge.offsets is None else torch.tensor(self.judge.offsets)
         return {"scale": self.judge.scale, "initial_state": self.judge.h0, "cu_seqlens": offsets}
 
-    def inputs(self) -> tuple[Tensor, ...]:
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         x = self.judge
         return x.q, x.k, x.v, x.g, x.beta
 

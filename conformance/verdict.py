@@ -145,7 +145,7 @@ def growth_of(ratios: Sequence[float]) -> str:
     if gain <= FLAT:
         return "constant: not accumulation"
     middle = max(finite[len(finite) // 2 - quarter // 2 : len(finite) // 2 + quarter // 2 + 1])
-    exponential = last * first > 2 * middle * middle
+    exponential = middle < (first + last) / 4  # a straight line has its mean in the middle
     kind = "exponential" if exponential else "linear" if gain > 2.5 else "like a square root"
     return f"grows, {kind} (x{gain:.2g} from the first to the last quarter)"
 
