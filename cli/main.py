@@ -17,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .checkpoints import check_command, make_checkpoint_command
+from .conformance import conformance
 from .devices import check_device
 from .rows import Row
 from .texts import generate_command, logits_command
 from .verify import steps, verify_rows
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
+app.add_typer(conformance, name="conformance")
 
 JsonOption = Annotated[
     Path | None,

@@ -27,6 +27,8 @@ INSTALLED = [
     "kimi_linear.reference.model",
     "kimi_linear.triton_kernels",
     "kimi_linear.conformance",
+    "kimi_linear.conformance.adapters",
+    "kimi_linear.conformance.mutants",
     "kimi_linear.cli",
 ]
 FUNCTION_LINES, MODULE_LINES = 60, 300  # what fits a screen or two, and a sitting

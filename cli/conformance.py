@@ -1,0 +1,141 @@
+"""`kimi-linear conformance`: judge a KDA kernel, and judge the judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from ..conformance.adapter import BadAdapterError, load_adapter
+from ..conformance.catalogue import CASES, by_id
+from ..conformance.limits import CASE_SECONDS
+from ..conformance.report import as_json, repro_script, text
+from ..conformance.score import Score, measure
+from ..conformance.suite import all_checks, check_by_id, run_suite
+from ..conformance.waivers import read_waivers
+
+PASS, FAIL, ERROR = 0, 1, 2
+
+conformance = typer.Typer(no_args_is_help=True, help="Judge a KDA kernel: what is wrong, where, and why.")
+
+Where = Annotated[str, typer.Argument(metavar="ADAPTER", help="my_kernel.py, my_kernel.py:object or package.module")]
+Full = Annotated[bool, typer.Option("--full/--quick", help="All cases and contracts, or those that see most.")]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", dir_okay=False, help="Write JSON too.")]
+
+
+@conformance.command()
+def run(
+    adapter: Where,
+    full: Full = False,
+    json_file: JsonFile = None,
+    only: Annotated[list[str] | None, typer.Option(help="A check by id; may be repeated.")] = None,
+    waivers: Annotated[
+        Path | None, typer.Option(metavar="FILE", exists=True, help="Known failures, with reasons.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="After which a case hangs.")] = CASE_SECONDS,
+    every: Annotated[bool, typer.Option("--every", help="Print each check's ratios, passing ones too.")] = False,
+) -> None:
+    """Judge a kernel. Exit code 0 when it passes, 1 when it does not, 2 when it cannot be judged."""
+    torch.set_num_threads(1)
+    with errors_as_exit_code():
+        unknown = set(only or ()) - {check.id for check in all_checks()}
+        if unknown:
+            raise BadAdapterError(f"no check is called {', '.join(sorted(unknown))}")
+        kernel = load_adapter(adapter)
+        excused = {} if waivers is None else read_waivers(waivers)
+        with progress() as tell:
+            report = run_suite(kernel, full or bool(only), only or (), excused, seconds, tell)
+        if json_file is not None:
+            json_file.write_text(json.dumps(as_json(report), indent=2) + "\n")
+        typer.echo(text(report, kernel, adapter, every))
+    raise typer.Exit(PASS if report.ok else FAIL)
+
+
+@conformance.command("list")
+def list_checks(full: Full = True) -> None:
+    """Every check by id, tier and purpose."""
+    for check in all_checks(full):
+        typer.echo(f"{check.id:30} {check.tier:9} {check.comment}")
+
+
+@conformance.command()
+def explain(check: Annotated[str, typer.Argument(metavar="CHECK")]) -> None:
+    """What a check asks, what fails it, and public bugs that it would have shown."""
+    with errors_as_exit_code():
+        found = check_by_id(check)
+        typer.echo(f"{found.id} ({found.tier})\n{found.comment}")
+        if found.effect:
+            typer.echo(f"a kernel that fails: {found.effect}")
+        for link in found.links:
+            typer.echo(link)
+        for case in CASES:
+            if case.id == check:
+                knobs = ("B", "T", "lengths", "H", "group", "K", "V", "gate", "keys", "values", "beta", "state")
+                typer.echo(", ".join(f"{name}={getattr(case, name)}" for name in knobs))
+
+
+@conformance.command()
+def repro(
+    case: Annotated[str, typer.Argument(metavar="CASE")],
+    adapter: Annotated[str, typer.Option(help="The kernel to run in it.")] = "my_kernel.py",
+) -> None:
+    """A short script that runs one case of the catalogue."""
+    with errors_as_exit_code():
+        typer.echo(repro_script(by_id(case), adapter), nl=False)
+
+
+@conformance.command()
+def score(full: Full = False, json_file: JsonFile = None) -> None:
+    """Plant known bugs in correct kernels and count what the suite sees.
+
+    Exit code 1 with a bug that survives or a correct kernel that fails.
+    """
+    torch.set_num_threads(1)
+    with progress() as tell:
+        found = measure(full=full, tell=tell)
+    if json_file is not None:
+        json_file.write_text(json.dumps(found.as_json(), indent=2) + "\n")
+    typer.echo("\n".join(score_lines(found)))
+    raise typer.Exit(FAIL if found.survivors or found.false_alarms else PASS)
+
+
+def score_lines(found: Score) -> Iterator[str]:
+    """The score in words; void where a correct kernel fails."""
+    if found.false_alarms:
+        yield "VOID: correct kernels fail"
+        yield from (f"  {kernel}: {check}: {reason}" for kernel, check, reason in found.false_alarms)
+    alarms = f"{len(found.false_alarms)} false alarms on {found.kernels} kernels"
+    yield f"{found.killed} of {len(found.kills)} bugs seen, {alarms}"
+    yield from (f"not seen: {name}" for name in found.survivors)
+    yield "seen by tier: " + ", ".join(f"{tier} {count}" for tier, count in sorted(found.by_tier().items()))
+    for check, names in sorted(found.alone().items()):
+        yield f"only {check} sees {', '.join(names)}"
+    yield f"families that could go: {', '.join(found.redundant_families()) or 'none'}"
+    yield f"a smallest set: {', '.join(found.smallest_cover())}"
+
+
+@contextmanager
+def errors_as_exit_code() -> Iterator[None]:
+    """What the caller got wrong goes to stderr in one line, with exit code 2."""
+    try:
+        yield
+    except (BadAdapterError, KeyError, ValueError, OSError) as error:
+        typer.echo(f"error: {error.args[0] if isinstance(error, KeyError) else error}", err=True)
+        raise typer.Exit(ERROR) from None
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function to tell what comes next; shown where stderr is a terminal."""
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.completed:>4} {task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda line: bar.update(task, description=line, advance=1)

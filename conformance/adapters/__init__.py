@@ -1,0 +1,1 @@
+"""Adapters to copy: each file is one kernel plugged in."""

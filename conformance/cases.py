@@ -1,0 +1,185 @@
+"""A case is data: knobs, the reason it exists, and the public bugs that it would have shown.
+
+`tensors_of` turns the knobs into fp64 tensors that are the same on every machine. Lengths may be written in
+chunks ("2C+1"), so that every kernel is asked about its own edges. Nothing here knows a kernel or a tolerance.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .adapter import Capabilities, Contract
+from .draws import BETAS, GATES, KEYS, VALUES, Draw
+
+DEFAULT_CHUNK = 64  # of a contract that has no chunks
+
+Length = int | str
+
+
+@dataclass(frozen=True)
+class Case:
+    """One input by its knobs. Names of draws are keys of the tables in `draws`.
+
+    lengths      packed segments (then B = 1), or None for a batch of T tokens
+    past_end     rows after the last segment
+    flags        "exact" (integers, judged bit by bit), "gradients", "quick", "acceptable" (reported, never
+                 failed), "beyond_fp16" (leaves the range of half precision)
+    effect       what a user sees of a kernel that fails here
+    links        public reports of such a bug, as "project #number"
+    """
+
+    id: str
+    family: str
+    comment: str
+    effect: str = "wrong output"
+    links: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    B: int = 1
+    T: Length = "C+5"
+    H: int = 1
+    group: int = 2
+    K: int = 24
+    V: int = 20
+    lengths: tuple[Length, ...] | None = None
+    past_end: int = 0
+    gate: str = "mild"
+    keys: str = "random"
+    queries: str = "random"
+    values: str = "random"
+    beta: str = "uniform"
+    state: str = "random"
+    scale: float | None = None
+    cotangents: str = "both"
+    seed: int = 1
+
+    def has(self, flag: str) -> bool:
+        return flag in self.flags
+
+
+@dataclass(frozen=True)
+class Tensors:
+    """A case's inputs in fp64."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    g: Tensor
+    beta: Tensor
+    h0: Tensor | None
+    offsets: list[int] | None
+    scale: float
+    do: Tensor | None = None
+    dht: Tensor | None = None
+
+
+def length_of(length: Length, chunk_size: int) -> int:
+    """A length in tokens: a number, or "3C-1", "C/4+1"."""
+    if isinstance(length, int):
+        return length
+    match = re.fullmatch(r"(\d*)C(?:/(\d+))?([+-]\d+)?", length)
+    if match is None:
+        raise ValueError(f"a length must be a number or like 2C+1 or C/4; got {length!r}")
+    times, over, plus = match.groups()
+    return int(times or 1) * chunk_size // int(over or 1) + int(plus or 0)
+
+
+def why_not(case: Case, caps: Capabilities, contract: Contract) -> str | None:
+    """Why a kernel need not take a case, in words; None if it has to."""
+    if case.lengths is not None and not caps.packed:
+        return "packed segments are not declared"
+    if case.has("gradients") and "backward" not in caps.operations:
+        return "backward is not declared"
+    if case.beta in ("two", "up_to_two", "mixed") and not caps.beta_above_one:
+        return "beta above 1 is not declared"
+    if case.has("exact") and not caps.free_scale and math.log2(_nearest(case.K, caps.K)) % 2:
+        return "its scale, K ** -0.5, is no power of two"
+    if case.has("beyond_fp16") and "fp16" in (contract.io, contract.operand, contract.state):
+        return "the values leave the range of fp16"
+    return None
+
+
+def fitted(case: Case, caps: Capabilities, contract: Contract) -> Case:
+    """The case at sizes that the kernel declares, with lengths in tokens."""
+    C = contract.chunk_size or DEFAULT_CHUNK
+    K, V = _nearest(case.K, caps.K), _nearest(case.V, caps.V)
+    if caps.square:
+        common = tuple(sorted(set(caps.K or (K, V)) & set(caps.V or caps.K or (K, V))))
+        K = V = _nearest(max(K, V), common or None)
+    lengths = None if case.lengths is None else tuple(length_of(n, C) for n in case.lengths)
+    T = length_of(case.T, C) if lengths is None else sum(length_of(n, C) for n in lengths) + case.past_end
+    group = case.group if caps.groups else 1
+    H = case.H if caps.groups else case.H * case.group
+    scale = case.scale if caps.free_scale else None
+    return replace(case, K=K, V=V, T=T, lengths=lengths, group=group, H=H, scale=scale)
+
+
+def tensors_of(case: Case) -> Tensors:
+    """The inputs of a fitted case."""
+    B, T, HV = case.B, length_of(case.T, DEFAULT_CHUNK), case.H * case.group
+
+    def draw(name: str) -> Draw:
+        return Draw(case.seed, name)
+
+    per_key = (B, T, case.H, case.K)
+    N = B if case.lengths is None else len(case.lengths)
+    x = Tensors(
+        q=_tensor(KEYS[case.queries](draw("q"), per_key)),
+        k=_tensor(KEYS[case.keys](draw("k"), per_key)),
+        v=_tensor(VALUES[case.values](draw("v"), (B, T, HV, case.V))),
+        g=_tensor(GATES[case.gate](draw("g"), (B, T, HV, case.K))),
+        beta=_tensor(BETAS[case.beta](draw("beta"), (B, T, HV))),
+        h0=state_of(case.state, draw("h0"), (N, HV, case.K, case.V)),
+        offsets=_offsets(case),
+        scale=case.K**-0.5 if case.scale is None else case.scale,
+    )
+    return with_cotangents(x, case) if case.has("gradients") else x
+
+
+def state_of(kind: str, draw: Draw, shape: tuple[int, ...]) -> Tensor | None:
+    """An initial state, not symmetric in K and V."""
+    if kind == "none":
+        return None
+    if kind == "small_integers":
+        return _tensor(draw.integers(-3, 3, *shape))
+    scale = {"random": 1.0, "zero": 0.0, "large": 3e4}[kind]
+    return _tensor(scale * draw.normal(*shape))
+
+
+def with_cotangents(x: Tensors, case: Case) -> Tensors:
+    """do and dht: both, one alone, or do at a single token."""
+    do = _tensor(Draw(case.seed, "do").normal(*x.v.shape))
+    states = x.h0 if x.h0 is not None else torch.zeros(case.B, x.v.shape[2], case.K, case.V)
+    dht = _tensor(Draw(case.seed, "dht").normal(*states.shape))
+    if case.cotangents == "state":
+        do = torch.zeros_like(do)
+    elif case.cotangents == "output":
+        dht = torch.zeros_like(dht)
+    elif case.cotangents in ("first", "last"):
+        t = 0 if case.cotangents == "first" else do.shape[1] - 1
+        do = do * (torch.arange(do.shape[1]) == t)[None, :, None, None]
+        dht = torch.zeros_like(dht)
+    return replace(x, do=do, dht=dht)
+
+
+def _offsets(case: Case) -> list[int] | None:
+    if case.lengths is None:
+        return None
+    return [0, *accumulate(length_of(n, DEFAULT_CHUNK) for n in case.lengths)]
+
+
+def _nearest(size: int, allowed: tuple[int, ...] | None) -> int:
+    """The smallest allowed size that is not below the wanted one, or the largest there is."""
+    if allowed is None:
+        return size
+    return min((n for n in allowed if n >= size), default=max(allowed))
+
+
+def _tensor(x: np.ndarray[tuple[int, ...], np.dtype[np.float64]]) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(x, dtype=np.float64))

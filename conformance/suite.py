@@ -1,0 +1,203 @@
+"""The whole suite as a list of checks, and a run of it over one adapter.
+
+Tiers in the order in which they run: exact (bits against integers), relation (bits against the kernel itself),
+limit (closed forms and identities), ratio (the catalogue against envelopes), probe (directions and bit patterns).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from . import cases, relations
+from .adapter import Adapter, BadAdapterError, checked_capabilities
+from .bench import BASE, Bench, RelationBroken
+from .cases import Case
+from .catalogue import subset
+from .closed_forms import CLOSED_FORMS, ClosedForm
+from .guard import KernelFailure, guarded_run, runs_the_reference
+from .integers import integer_truth
+from .limits import CASE_SECONDS
+from .precision import DTYPES
+from .probes import BITS_COMMENT, PROBES, Probe, run_bits, run_probe
+from .problem import problem_of
+from .relations import RELATIONS, Relation
+from .verdict import Verdict, judge_bits, judge_by_ratio
+
+REFERENCE_NAME = "kimi_linear.reference"
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report: a case of the catalogue, a relation, a closed form or a probe."""
+
+    id: str
+    tier: str
+    family: str
+    comment: str
+    judge: Callable[[Bench], Verdict]
+    why_not: Callable[[Bench], str | None]
+    effect: str = ""
+    links: tuple[str, ...] = ()
+    quick: bool = True
+
+    def __call__(self, bench: Bench) -> Verdict:
+        """The verdict, whatever the kernel does."""
+        reason = self.why_not(bench)
+        if reason is not None:
+            return Verdict(self.id, self.tier, "skip", reason, contract=bench.contract)
+        try:
+            return self.judge(bench)
+        except (KernelFailure, RelationBroken) as error:
+            return Verdict(self.id, self.tier, "fail", str(error), contract=bench.contract)
+
+
+@dataclass
+class Report:
+    """What a run found, in order."""
+
+    identity: str
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    def count(self, status: str) -> int:
+        return sum(verdict.status == status for verdict in self.verdicts)
+
+    @property
+    def ok(self) -> bool:
+        return not self.count("fail")
+
+
+def all_checks(full: bool = True) -> list[Check]:
+    """Every check, or those of a quick run."""
+    ours = [_case_check(case) for case in subset(full)]
+    exact = [check for check in ours if check.tier == "exact"]
+    others = [check for check in ours if check.tier != "exact"]
+    bits = Check("probe.bits", "probe", "probes", BITS_COMMENT, run_bits, _always)
+    checks = [*exact, *map(_relation_check, RELATIONS), *map(_closed_form_check, CLOSED_FORMS), *others]
+    return [*checks, *map(_probe_check, PROBES), bits]
+
+
+def check_by_id(id: str) -> Check:
+    """The check of that id."""
+    for check in all_checks():
+        if check.id == id:
+            return check
+    raise KeyError(f"no check {id}; `kimi-linear conformance list` shows them all")
+
+
+def benches(adapter: Adapter, full: bool = True, seconds: float = CASE_SECONDS) -> list[Bench]:
+    """The adapter under each of its contracts, or under the first."""
+    caps = checked_capabilities(adapter)
+    return [Bench(adapter, caps, contract, seconds) for contract in (caps.contracts if full else caps.contracts[:1])]
+
+
+def run_suite(
+    adapter: Adapter,
+    full: bool = True,
+    only: Iterable[str] = (),
+    waivers: dict[str, str] | None = None,
+    seconds: float = CASE_SECONDS,
+    tell: Callable[[str], None] = lambda line: None,
+) -> Report:
+    """Judge an adapter by every check that it declares. Raises BadAdapterError before the first."""
+    found = benches(adapter, full, seconds)
+    report = Report(checked_identity(adapter, found[0]))
+    chosen = [check for check in all_checks(full) if not set(only) or check.id in set(only)]
+    for bench in found:
+        for check in chosen:
+            tell(f"{check.id} ({bench.contract})")
+            report.verdicts.append(waived(check(bench), waivers or {}))
+    return report
+
+
+def waived(verdict: Verdict, waivers: dict[str, str]) -> Verdict:
+    """A failure that a waiver names is waived; a waiver of something that passes is a failure itself."""
+    reason = waivers.get(verdict.id)
+    if reason is None or verdict.status not in ("pass", "fail"):
+        return verdict
+    if verdict.failed:
+        return replace(verdict, status="waived", reason=f"{reason} ({verdict.reason})")
+    return replace(verdict, status="fail", reason=f"passes, though a waiver says: {reason}. Remove the waiver")
+
+
+def checked_identity(adapter: Adapter, bench: Bench) -> str:
+    """What the adapter says it runs; refused where it runs this repository's reference and does not say so."""
+    identity = adapter.identity()
+    if not isinstance(identity, str) or not identity.strip():
+        raise BadAdapterError(f"identity() must name the code that runs; got {identity!r}")
+    problem = bench.problem(bench.case(B=1, T=5))
+    entered = runs_the_reference(adapter, problem.call, frozenset(("o", "final_state")), bench.seconds)
+    if entered is not None and REFERENCE_NAME not in identity:
+        raise BadAdapterError(
+            f"the adapter calls {REFERENCE_NAME} ({entered}) and says it is {identity!r}: "
+            f"a comparison of the reference with itself proves nothing"
+        )
+    return identity
+
+
+def _always(bench: Bench) -> None:
+    return None
+
+
+def _case_check(case: Case) -> Check:
+    tier = "exact" if case.has("exact") else "ratio"
+    judge = partial(_judge_case, case)
+    return Check(
+        case.id, tier, case.family, case.comment, judge,
+        lambda bench: cases.why_not(case, bench.caps, bench.contract),
+        case.effect, case.links, case.has("quick"),
+    )  # fmt: skip
+
+
+def _judge_case(case: Case, bench: Bench) -> Verdict:
+    problem = problem_of(case, bench.caps, bench.contract)
+    if case.has("acceptable"):
+        return _judge_acceptable(case, bench)
+    got = guarded_run(bench.adapter, problem, bench.caps, seconds=bench.seconds)
+    if not case.has("exact"):
+        return judge_by_ratio(got, problem, case.id, "ratio", price=True)
+    want = integer_truth(problem)
+    want["o"] = want["o"].to(DTYPES[bench.contract.io]).double()
+    return judge_bits(got, want, problem, case.id, "exact")
+
+
+def _judge_acceptable(case: Case, bench: Bench) -> Verdict:
+    """A case that a kernel may refuse or get wrong: reported, never failed."""
+    problem = problem_of(case, bench.caps, bench.contract)
+    exact = problem_of(case, bench.caps, replace(bench.contract, decay="sums"))
+    try:
+        got = guarded_run(bench.adapter, problem, bench.caps, seconds=bench.seconds)
+        verdict = judge_by_ratio(got, exact, case.id, "ratio")
+    except KernelFailure as error:
+        verdict = Verdict(case.id, "ratio", "fail", str(error), contract=bench.contract)
+    return replace(verdict, status="acceptable") if verdict.failed else verdict
+
+
+def _relation_check(relation: Relation) -> Check:
+    def judge(bench: Bench) -> Verdict:
+        relation.check(bench)
+        return Verdict(relation.id, "relation", "pass", contract=bench.contract)
+
+    comment = (relation.check.__doc__ or "").strip()
+    return Check(
+        relation.id, "relation", "relations", comment, judge,
+        lambda bench: relations.why_not(relation, bench), relation.catches,
+    )  # fmt: skip
+
+
+def _closed_form_check(form: ClosedForm) -> Check:
+    comment = (form.judge.__doc__ or "").strip()
+
+    def why_not(bench: Bench) -> str | None:
+        case = replace(BASE, **form.knobs)  # type: ignore[arg-type]
+        return cases.why_not(case, bench.caps, bench.contract)
+
+    return Check(form.id, "limit", "limits", comment, form, why_not, form.catches)
+
+
+def _probe_check(probe: Probe) -> Check:
+    def why_not(bench: Bench) -> str | None:
+        return None if probe.applies(bench) else "a kernel without chunks has no cumulative gate"
+
+    return Check(probe.id, "probe", "probes", probe.catches, partial(run_probe, probe), why_not)

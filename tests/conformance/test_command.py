@@ -1,0 +1,65 @@
+"""`kimi-linear conformance`: exit codes, output, waivers."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from kimi_linear.cli.conformance import score_lines
+from kimi_linear.cli.main import app
+from kimi_linear.conformance.score import Score
+
+WRONG = "kimi_linear.conformance.adapters.wrong"
+CHUNKED = "kimi_linear.conformance.adapters.chunked"
+
+
+def command(*arguments):
+    return CliRunner().invoke(app, ["conformance", *arguments])
+
+
+def test_a_pass_is_0_a_failure_1_and_an_error_2():
+    assert command("run", CHUNKED, "--only", "shape.T=2").exit_code == 0
+    assert command("run", WRONG, "--only", "gate.channel_ramp").exit_code == 1
+    missing = command("run", "no_such_kernel.py")
+    assert missing.exit_code == 2
+    assert "no_such_kernel.py does not load" in missing.stderr
+    assert command("run", WRONG, "--only", "no.such.check").exit_code == 2
+
+
+def test_json_holds_every_verdict(tmp_path):
+    file = tmp_path / "report.json"
+    command("run", CHUNKED, "--only", "shape.T=2", "--json", str(file))
+    report = json.loads(file.read_text())
+    assert report["counts"]["pass"] == len(report["verdicts"]) == 3  # one a contract
+    assert report["identity"].endswith("chunk_kda")
+
+
+def test_waivers_have_reasons_and_are_loud_when_they_are_not_needed(tmp_path):
+    file = tmp_path / "waivers"
+    file.write_text("# known\ngate.channel_ramp: the gate of w, until release 2\n")
+    assert command("run", WRONG, "--only", "gate.channel_ramp", "--waivers", str(file)).exit_code == 0
+    file.write_text("shape.T=2: no longer true\n")
+    unneeded = command("run", WRONG, "--only", "shape.T=2", "--waivers", str(file))
+    assert unneeded.exit_code == 1
+    assert "Remove the waiver" in unneeded.stdout
+    for content in ("gate.channel_ramp:\n", "no.such.check: reason\n"):
+        file.write_text(content)
+        assert command("run", WRONG, "--waivers", str(file)).exit_code == 2
+
+
+def test_list_explain_and_repro_say_what_a_check_is():
+    listed = command("list").stdout
+    assert "relation.causality" in listed
+    assert "keys.cosine_0.99" in listed
+    assert len(command("list", "--quick").stdout.splitlines()) < len(listed.splitlines())
+    assert "tt-metal #54813" in command("explain", "keys.cosine_0.99").stdout
+    assert 'by_id("gate.slow")' in command("repro", "gate.slow").stdout
+    assert command("explain", "no.such.check").exit_code == 2
+
+
+@pytest.mark.parametrize("alarms", [[], [("a correct kernel", "gate.slow", "off")]])
+def test_a_false_alarm_voids_the_score(alarms):
+    score = Score(kills={"a": ["x"]}, false_alarms=alarms, tiers={"x": "ratio"}, families={"x": "x"}, kernels=3)
+    said = "\n".join(score_lines(score))
+    assert ("VOID" in said) == bool(alarms)
+    assert "1 of 1 bugs seen" in said
