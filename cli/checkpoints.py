@@ -1,4 +1,4 @@
-"""`kimi-linear make-checkpoint` and `kimi-linear check`: write a small checkpoint; look into any."""
+"""`kimi-linear make-checkpoint` and `kimi-linear inspect`: write a small checkpoint; look into any."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def make_checkpoint_command(
     typer.echo(f"{folder}: {layers} layers, {total:,} parameters, {shards} shards, seed {seed}.")
 
 
-def check_command(
+def inspect_command(
     folder: Annotated[
         Path | None, typer.Argument(metavar="[DIR]", help="Folder of the checkpoint, or a config.json.")
     ] = None,

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from .checkpoints import check_command, make_checkpoint_command
+from .checkpoints import inspect_command, make_checkpoint_command
 from .conformance import conformance
 from .devices import check_device
 from .rows import Row
@@ -101,7 +101,7 @@ def _report(rows: list[Row]) -> dict[str, object]:
 
 
 app.command("make-checkpoint")(make_checkpoint_command)
-app.command("check")(check_command)
+app.command("inspect")(inspect_command)
 app.command("logits")(logits_command)
 app.command("generate")(generate_command)
 

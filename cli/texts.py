@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -13,12 +14,16 @@ from rich.table import Table
 from safetensors.torch import save_file
 from torch import Tensor
 
+from ..reference.chunked import chunk_kda
 from ..reference.model.checkpoint import load_model
 from ..reference.model.generate import stream
+from ..reference.model.kda import KDAOperator
 from ..reference.model.sampling import Sampling
 from ..reference.model.stream import stream_model
 from ..reference.model.tokenizer import Tokenizer, load_tokenizer
+from ..reference.naive import recurrent_kda
 from .common import CheckpointFolder, DType, RouterWeightsOption, plain_errors, table_console
+from .compare import compare, reference_logits
 
 LONGEST_CHARACTER = 4  # bytes of UTF-8, so tokens of a byte-level vocabulary at most
 UNFINISHED = "\N{REPLACEMENT CHARACTER}"
@@ -33,9 +38,22 @@ RouterOption = Annotated[
 ]
 
 
+class TierOption(StrEnum):
+    """Which KDA operator the model runs."""
+
+    chunked = "chunked"
+    naive = "naive"
+
+    def operator(self) -> KDAOperator:
+        """The operator itself."""
+        return chunk_kda if self is TierOption.chunked else recurrent_kda
+
+
 def logits_command(
     folder: CheckpointFolder,
-    text: Annotated[str, typer.Option(help="The text, special tokens included.")],
+    text: Annotated[str | None, typer.Option(help="The text, special tokens included.")] = None,
+    ids: Annotated[str | None, typer.Option(help="Instead of --text: token ids with commas or spaces.")] = None,
+    tier: Annotated[TierOption, typer.Option(help="KDA operator.")] = TierOption.chunked,
     stream_layers: Annotated[
         bool, typer.Option("--stream-layers", help="Read a layer when its turn comes: two in memory at a time.")
     ] = False,
@@ -45,19 +63,29 @@ def logits_command(
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write input_ids and logits as safetensors.", dir_okay=False)
     ] = None,
+    against: Annotated[
+        str | None, typer.Option(metavar="transformers|FILE", help="Compare: transformers, or what --out wrote.")
+    ] = None,
 ) -> None:
-    """Run a text through the model and show the likeliest next tokens."""
+    """Run a text through the model, show the likeliest next tokens, record or compare the logits.
+
+    Exit code 1 when --against would choose another token anywhere.
+    """
     with plain_errors():
         tokenizer = load_tokenizer(folder)
-        ids = _encoded(tokenizer, text, "--text")
+        tokens = torch.tensor([_tokens(tokenizer, text, ids)])
         load = stream_model if stream_layers else load_model
-        model = load(folder, dtype=dtype.torch(), router_weights=router_weights.value)
+        model = load(folder, dtype=dtype.torch(), router_weights=router_weights.value, kda=tier.operator())
         with torch.no_grad():
-            logits = model(torch.tensor([ids])).logits
+            logits = model(tokens).logits
         if out is not None:
-            save_file({"input_ids": torch.tensor([ids]), "logits": logits.contiguous()}, out)
+            save_file({"input_ids": tokens, "logits": logits.contiguous()}, out)
+        found = None if against is None else compare(logits, reference_logits(against, folder, tokens))
     table_console().print(_likeliest(logits[0, -1], tokenizer, top))
-    typer.echo(f"{len(ids)} tokens, {logits.shape[-1]:,} logits each.")
+    typer.echo(f"{tokens.shape[1]} tokens, {logits.shape[-1]:,} logits each.")
+    if found is not None:
+        typer.echo(f"Against {against}: {found}.")
+        raise typer.Exit(1 if found.disagree else 0)
 
 
 def generate_command(
@@ -94,6 +122,17 @@ def as_text(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[str]:
             waiting = []
     if waiting:
         yield tokenizer.decode(waiting)
+
+
+def _tokens(tokenizer: Tokenizer, text: str | None, ids: str | None) -> list[int]:
+    if (text is None) == (ids is None):
+        raise ValueError("give --text or --ids, one of them")
+    if text is not None:
+        return _encoded(tokenizer, text, "--text")
+    words = (ids or "").replace(",", " ").split()
+    if not words or not all(word.isdecimal() for word in words):
+        raise ValueError(f"--ids must be token ids with commas or spaces between; got {ids!r}")
+    return [int(word) for word in words]
 
 
 def _encoded(tokenizer: Tokenizer, text: str, option: str) -> list[int]:

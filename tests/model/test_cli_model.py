@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from kimi_linear.cli.main import app
@@ -72,7 +72,7 @@ def test_make_checkpoint_refuses_a_dtype_that_is_not_stored(tmp_path):
 
 
 def test_check_lists_names_shapes_dtypes_and_counts(made):
-    output = run("check", made).output
+    output = run("inspect", made).output
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in output.splitlines() if line.startswith("│")]
     assert rows[0] == ["model.embed_tokens.weight", "1", "260 x 72", "BF16", "18,720"]
     assert ["model.layers.*.self_attn.A_log", "3", "1 x 1 x 5 x 1", "F32", "15"] in rows
@@ -84,13 +84,13 @@ def test_check_lists_names_shapes_dtypes_and_counts(made):
 
 def test_check_of_a_config_alone_counts_without_weights(made, tmp_path):
     shutil.copy(made / "config.json", tmp_path)
-    output = run("check", tmp_path / "config.json").output
+    output = run("inspect", tmp_path / "config.json").output
     assert "142 tensors wanted by the config; no weights were looked for." in output
     assert "370,864 parameters, 267,184 activated by a token." in output
 
 
 def test_check_knows_the_released_model():
-    output = run("check", "--preset", "kimi-linear-48b").output
+    output = run("inspect", "--preset", "kimi-linear-48b").output
     assert "20,493 tensors wanted by the config" in output
     assert "49,122,681,728 parameters, 3,484,459,904 activated by a token." in output
 
@@ -100,7 +100,7 @@ def test_check_says_all_that_is_wrong(made, tmp_path):
     content = json.loads((folder / "config.json").read_text())
     content["linear_attn_config"]["num_heads"] = 4
     (folder / "config.json").write_text(json.dumps(content))
-    result = run("check", folder, code=1)
+    result = run("inspect", folder, code=1)
     assert "model.layers.0.self_attn.A_log must be [1, 1, 4, 1]; got [1, 1, 5, 1]" in result.stderr
     assert "of another shape" in result.stderr
     assert "Traceback" not in result.output
@@ -108,7 +108,7 @@ def test_check_says_all_that_is_wrong(made, tmp_path):
 
 @pytest.mark.parametrize("arguments", [(), ("--preset", "none"), ("here", "--preset", "kimi-linear-48b")])
 def test_check_wants_one_thing_to_check(arguments):
-    run("check", *arguments, code=2)
+    run("inspect", *arguments, code=2)
 
 
 # logits
@@ -143,6 +143,50 @@ def test_precision_and_mixing_weights_change_the_logits(made, tmp_path):
 def test_a_text_without_a_token_is_refused(made):
     assert "Error: --text must hold one token or more; got ''" in run("logits", made, "--text", "", code=1).stderr
     assert "Error: --prompt must hold one" in run("generate", made, "--prompt", "", code=1).stderr
+
+
+def test_logits_are_compared_with_recorded_ones_and_with_transformers(made, tmp_path):
+    file = tmp_path / "golden.safetensors"
+    ids = " ".join(map(str, load_tokenizer(made).encode(TEXT)))
+    run("logits", made, "--text", TEXT, "--out", file)
+    for options in (("--tier", "naive"), ("--stream-layers",)):
+        output = run("logits", made, "--ids", ids, "--against", file, *options).output
+        assert "likeliest next token differs at 0 tokens" in " ".join(output.split())
+    assert (
+        "Against transformers: largest difference"
+        in run("logits", made, "--ids", ids, "--against", "transformers").output
+    )
+
+
+def test_logits_of_a_wrong_model_fail_the_comparison(made, tmp_path):
+    file = tmp_path / "golden.safetensors"
+    run("logits", made, "--text", TEXT, "--out", file)
+    saved = load_file(file)
+    saved["logits"][0, 2] = -saved["logits"][0, 2]
+    save_file(saved, file)
+    result = run("logits", made, "--text", TEXT, "--against", file, code=1)
+    assert "at token 2, vocabulary entry" in result.output
+    assert "differs at 1 tokens" in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), "give --text or --ids"),
+        (("--text", "x", "--ids", "1"), "give --text or --ids"),
+        (("--ids", "1 two"), "--ids must be token ids"),
+        (("--ids", "1 2", "--against", "missing"), "--against must be transformers, or a file that --out wrote"),
+    ],
+)
+def test_logits_refuses_what_it_cannot_read(made, options, message):
+    assert message in run("logits", made, *options, code=1).stderr
+
+
+def test_logits_refuses_a_record_of_other_tokens(made, tmp_path):
+    file = tmp_path / "golden.safetensors"
+    run("logits", made, "--ids", "1 2 3", "--out", file)
+    result = run("logits", made, "--ids", "1 2 4", "--against", file, code=1)
+    assert "--against must be of the same 3 tokens" in result.stderr
 
 
 @pytest.mark.parametrize("command", [("logits", "--text"), ("generate", "--prompt")])
