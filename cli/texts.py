@@ -95,10 +95,11 @@ def generate_command(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this total probability.")] = 1.0,
     seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    at_once: Annotated[bool, typer.Option("--stream/--no-stream", help="Print as it is written, or whole.")] = True,
     dtype: DTypeOption = DType.fp32,
     router_weights: RouterOption = RouterWeightsOption.unbiased,
 ) -> None:
-    """Continue a text, printed as it is written."""
+    """Continue a text."""
     with plain_errors():
         tokenizer = load_tokenizer(folder)
         ids = _encoded(tokenizer, prompt, "--prompt")
@@ -106,7 +107,8 @@ def generate_command(
         model = load_model(folder, dtype=dtype.torch(), router_weights=router_weights.value)
         generator = torch.Generator().manual_seed(seed)
         steps = stream(model, [ids], max_new_tokens=max_new_tokens, sampling=sampling, generator=generator)
-        for piece in as_text(tokenizer, (step[0] for step in steps)):
+        pieces = as_text(tokenizer, (step[0] for step in steps))
+        for piece in pieces if at_once else ["".join(pieces)]:
             typer.echo(piece.translate(CONTROLS), nl=False)
     typer.echo()
 

@@ -214,6 +214,13 @@ def test_generate_prints_what_the_model_continues_with(made):
     assert drawn != greedy
 
 
+def test_generate_prints_the_same_whole_as_in_pieces(made):
+    options = ("--prompt", TEXT, "--max-new-tokens", 20)
+    streamed = run("generate", made, *options, "--stream").output
+    assert run("generate", made, *options, "--no-stream").output == streamed
+    assert len(streamed) > 2
+
+
 def letters(text):
     """What survives whatever becomes of broken UTF-8."""
     return [character for character in text if character.isascii() and character.isprintable()]
