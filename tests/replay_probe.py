@@ -60,6 +60,7 @@ from kimi_linear.triton_kernels import chunk_kda, decode_step, fused_recurrent_k
 support.INTERPRETED = True  # the CPU's tensors play the GPU's
 replay.can_replay = lambda device: not replay._hooked()
 KNOWN: dict = {}
+KEPT: list = []  # a freed tensor's address would name the next one that is given it
 
 
 def seen(argument):
@@ -82,6 +83,7 @@ def inputs(seed, offset=0):
     x = draw(1, 40, 1, 16), draw(1, 40, 1, 16), draw(1, 40, 2, 16), draw(1, 40, 2, 16), draw(1, 40, 2)
     state = torch.randn(1, 2, 16, 16)
     front_end = FrontEnd(SoftplusGate(torch.rand(2), torch.randn(2, 16)))
+    KEPT.append((x, state, front_end))
     KNOWN.update({y.data_ptr(): f"{seed} {i}" for i, y in enumerate((*x, state, front_end.gate.A_log))})
     return x, state, front_end
 
