@@ -31,24 +31,15 @@ import ctypes
 import gc
 import json
 import math
-import os
-import platform
-import shlex
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from statistics import median
 from typing import Annotated, Any, NamedTuple
 
-import numpy as np
 import torch
-import transformers
 import typer
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -60,13 +51,24 @@ from transformers.models.kimi_linear import modeling_kimi_linear as theirs
 from kimi_linear.reference import KDAGradients, SoftplusGate, l2norm
 from kimi_linear.reference.chunked import chunk_kda, chunk_kda_backward
 from kimi_linear.reference.naive import recurrent_kda, recurrent_kda_backward
+from measuring import (
+    Spread,
+    above,
+    document,
+    folder_for,
+    provenance,
+    reset_peak,
+    table,
+    time_in_rounds,
+    use_all_cores,
+    worst_row_error,
+)
 
 SEED = 0
 A_RANGE = (1.0, 16.0)  # exp(A_log) of a fresh KDA layer, uniform
 DT_RANGE = (1e-3, 1e-1)  # softplus(dt_bias) of a fresh KDA layer, log-uniform
 WARMUP_T = 64  # tokens; loads libraries and starts threads before memory is counted
-RESET_PEAK = "5"  # what /proc/self/clear_refs takes to set VmHWM back to the present size
-KIB, MIB = 2**10, 2**20
+MIB = 2**20
 FORWARD, BOTH = "forward", "forward + backward"
 NAMES = {FORWARD: ("o", "final state"), BOTH: ("dq", "dk", "dv", "dg", "dbeta")}
 
@@ -105,14 +107,6 @@ class Candidate(NamedTuple):
 
     direction: str
     run: Callable[[Case], Sequence[Tensor]]
-
-
-class Spread(NamedTuple):
-    """Seconds of one call, over the rounds."""
-
-    median: float
-    min: float
-    max: float
 
 
 def make_case(plan: Plan, T: int) -> Case:
@@ -187,42 +181,28 @@ RATIOS = (  # numerator, denominator: above 1, ours is faster or smaller
 )
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Wall clock of one call; the collector waits outside, as in timeit, and so does freeing the result."""
-    gc.collect()
-    gc.disable()
-    start = time.perf_counter()
-    result = call()
-    elapsed = time.perf_counter() - start
-    gc.enable()
-    del result
-    return elapsed
-
-
-def time_in_rounds(
+def time_after_warm_up(
     calls: Mapping[Any, Callable[[], object]], repeats: int, tick: Callable[[str], None]
 ) -> dict[Any, Spread]:
-    """Time every call once a round; the first round warms up and does not count."""
-    rounds = []
-    for _ in range(1 + repeats):
-        rounds.append({name: seconds(call) for name, call in calls.items()})
-        tick("time")
-    samples = {name: [r[name] for r in rounds[1:]] for name in calls}
-    return {name: Spread(median(s), min(s), max(s)) for name, s in samples.items()}
+    """The first call of each warms up and does not count."""
+    for call in calls.values():
+        call()
+    tick("warm-up")
+    return time_in_rounds(calls, repeats, partial(tick, "time"))
 
 
 def compare(plan: Plan, T: int, tick: Callable[[str], None]) -> dict[str, Spread]:
     """All candidates on one case, in turn."""
     case = make_case(plan, T)
     calls = {name: partial(c.run, case) for name, c in CANDIDATES.items()}
-    return time_in_rounds(calls, plan.repeats, tick)
+    return time_after_warm_up(calls, plan.repeats, tick)
 
 
 def measure_growth(plan: Plan, tick: Callable[[str], None]) -> dict[int, Spread]:
     """Our chunked forward over all lengths, in turn."""
     run = CANDIDATES[GROWING].run
     calls = {T: partial(run, make_case(plan, T)) for T in plan.growth}
-    return time_in_rounds(calls, plan.repeats, tick)
+    return time_after_warm_up(calls, plan.repeats, tick)
 
 
 def measure_errors(plan: Plan, tick: Callable[[str], None]) -> dict[str, dict[str, float]]:
@@ -237,13 +217,6 @@ def measure_errors(plan: Plan, tick: Callable[[str], None]) -> dict[str, dict[st
         errors[name] = {tensor: worst_row_error(x, want) for tensor, x, want in triples}
         tick("error")
     return errors
-
-
-def worst_row_error(x: Tensor, truth: Tensor) -> float:
-    """max of RMS(x - truth) / RMS(truth) over the rows whose truth is not 0; NaN stays NaN."""
-    size = truth.square().mean(-1).sqrt()
-    error = (x.double() - truth).square().mean(-1).sqrt()
-    return (error[size > 0] / size[size > 0]).max().item()
 
 
 def measure_memory(plan: Plan, tick: Callable[[str], None]) -> dict[str, int | None]:
@@ -267,50 +240,16 @@ def peak_above_inputs(name: str, plan: Plan) -> int | None:
     run(make_case(plan, WARMUP_T))
     case = make_case(plan, plan.memory_T)
     ctypes.CDLL(None).malloc_trim(0)  # pages that malloc kept would serve the call unseen
-    Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-    before = highest_resident()
+    before = reset_peak()
     result = run(case)
-    peak = highest_resident() - before
+    peak = above(before)
     del result
     return peak
 
 
-def highest_resident() -> int:
-    """VmHWM in bytes. Not getrusage: its maximum is inherited from the parent and cannot be reset."""
-    status = Path("/proc/self/status").read_text().splitlines()
-    line = next(line for line in status if line.startswith("VmHWM:"))
-    return int(line.split()[1]) * KIB
-
-
-def use_all_cores() -> None:
-    torch.set_num_threads(os.cpu_count() or 1)
-
-
-def provenance() -> dict[str, str]:
-    """What a reader needs to judge the numbers or take them again."""
-    return {
-        "command": shlex.join(["python", *sys.argv]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "CPU": cpu_model(),
-        "threads": str(torch.get_num_threads()),
-        "load average before": f"{os.getloadavg()[0]:.2f}",
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "numpy": np.__version__,
-    }
-
-
-def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
 def measure(plan: Plan) -> dict[str, Any]:
     """All measurements. The bar redraws between calls only: a thread of its own would take a core's time."""
-    made_on = provenance()
+    made_on = provenance("transformers", "numpy")
     gc.freeze()  # what the imports left stays; walking it between calls would take longer than most of them
     forwards = sum(c.direction == FORWARD for c in CANDIDATES.values())
     steps = (1 + plan.repeats) * (len(plan.lengths) + 1) + len(CANDIDATES) + forwards
@@ -373,20 +312,11 @@ def listed(errors: dict[str, float]) -> str:
     return ", ".join(f"{name} {error:.1e}" for name, error in errors.items())
 
 
-def table(title: str, header: list[str], rows: list[list[str]]) -> str:
-    rule = ["---"] * len(header)
-    lines = ["| " + " | ".join(row) + " |" for row in (header, rule, *rows)]
-    return f"## {title}\n\n" + "\n".join(lines) + "\n"
-
-
 def report(found: dict[str, Any], plan: Plan) -> str:
-    """The run in markdown: where the numbers come from first, then the tables."""
-    head = "".join(f"- {name}: {value}\n" for name, value in found["provenance"].items())
     shape = f"fp32, B = 1, H = {plan.H}, K = {plan.K}, V = {plan.V}, {plan.repeats} rounds in turn after a warm-up."
-    warning = "A quick run: the sizes are too small to conclude anything from.\n\n" if plan == QUICK else ""
-    how = "How each number is taken: the docstring of `benchmarks/cpu.py`.\n"
-    tables = "\n".join(make(found, plan) for make in (time_table, ratio_table, growth_table, memory_table))
-    return f"# KDA on a CPU\n\n{warning}{head}\n{shape} {how}\n{tables}"
+    how = f"{shape} How each number is taken: the docstring of `benchmarks/cpu.py`."
+    tables = (make(found, plan) for make in (time_table, ratio_table, growth_table, memory_table))
+    return document("KDA on a CPU", found, plan == QUICK, how, tables)
 
 
 def draw(found: dict[str, Any], plan: Plan) -> Figure:
@@ -444,9 +374,7 @@ def main(
 ) -> None:
     """Measure KDA on this CPU, ours and transformers', and write cpu.json, cpu.md and cpu.png."""
     plan = QUICK if quick else FULL
-    if out is None:
-        out = Path(tempfile.mkdtemp(prefix="kda-cpu-")) if quick else Path(__file__).parent / "results"
-    out.mkdir(parents=True, exist_ok=True)
+    out = folder_for(out, quick)
     use_all_cores()
     found = measure(plan)
     text = report(found, plan)

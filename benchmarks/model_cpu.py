@@ -25,17 +25,12 @@ from __future__ import annotations
 
 import gc
 import json
-import os
-import platform
-import shlex
-import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -55,10 +50,22 @@ from kimi_linear.reference.model.checkpoint import count_parameters, load_model
 from kimi_linear.reference.model.config import KimiLinearConfig
 from kimi_linear.reference.model.stream import stream_model
 from kimi_linear.reference.model.writer import make_checkpoint, tiny_config
+from measuring import (
+    Spread,
+    above,
+    document,
+    folder_for,
+    provenance,
+    reset_peak,
+    spread,
+    table,
+    time_in_rounds,
+    use_all_cores,
+    worst_row_error,
+)
 
 SEED = 0
-RESET_PEAK = "5"  # what /proc/self/clear_refs takes to set VmHWM back to the present size
-KIB, MIB, GB = 2**10, 2**20, 10**9
+MIB, GB = 2**20, 10**9
 PAGE = 4096  # bytes
 PROMPT_OF_LOADING = 8  # tokens of the forward pass that is compared with a streamed one
 OURS, STREAMED, THEIRS = "ours: load_model", "ours: layer by layer", "transformers: from_pretrained"
@@ -82,14 +89,6 @@ FULL = Plan(T=1024, hidden=512, heads=4, layers=4, gigabytes=2.0, experts=64, re
 QUICK = Plan(
     T=64, hidden=128, heads=1, layers=2, gigabytes=0.02, experts=8, repeats=1
 )  # proves that it runs, no more
-
-
-class Spread(NamedTuple):
-    """Of several measurements."""
-
-    median: float
-    min: float
-    max: float
 
 
 class Loading(NamedTuple):
@@ -120,8 +119,6 @@ def loading_config(plan: Plan) -> KimiLinearConfig:
     two, three = (2 * count_parameters(of(layers)).total for layers in (2, 3))
     return of(max(2, 2 + round((plan.gigabytes * GB - two) / (three - two))))
 
-    return replace(config, num_experts=experts)
-
 
 def their_model(folder: Path, dtype: torch.dtype) -> Any:
     """transformers' model, without its bars and without its warning about a key of the released config."""
@@ -141,22 +138,6 @@ def prompt(T: int) -> Tensor:
     return torch.randint(0, 256, (1, T), generator=torch.Generator().manual_seed(SEED))
 
 
-def seconds(call: Callable[[], object]) -> float:
-    """Wall clock of one call; the collector waits outside, and so does freeing the result."""
-    gc.collect()
-    gc.disable()
-    start = time.perf_counter()
-    result = call()
-    elapsed = time.perf_counter() - start
-    gc.enable()
-    del result
-    return elapsed
-
-
-def spread(samples: list[float]) -> Spread:
-    return Spread(median(samples), min(samples), max(samples))
-
-
 def measure_forward(
     plan: Plan, folder: Path, tick: Callable[[str], None]
 ) -> tuple[dict[str, Spread], dict[str, float]]:
@@ -167,17 +148,7 @@ def measure_forward(
     truth = logits(load_model(folder, dtype=torch.float64), ids)
     errors = {name: worst_row_error(call(), truth) for name, call in calls.items()}
     tick("errors")
-    rounds: list[dict[str, float]] = []
-    for _ in range(plan.repeats):
-        rounds.append({name: seconds(call) for name, call in calls.items()})
-        tick("forward")
-    return {name: spread([times[name] for times in rounds]) for name in calls}, errors
-
-
-def worst_row_error(x: Tensor, truth: Tensor) -> float:
-    """max of RMS(x - truth) / RMS(truth) over the tokens; NaN stays NaN."""
-    error = (x.double() - truth).square().mean(-1).sqrt()
-    return (error / truth.square().mean(-1).sqrt()).max().item()
+    return time_in_rounds(calls, plan.repeats, partial(tick, "forward")), errors
 
 
 def load_ours(folder: Path) -> object:
@@ -232,55 +203,14 @@ def in_fresh_process(name: str, folder: Path, warm_up: Path) -> Loading:
     start = time.perf_counter()
     result = call(folder)
     elapsed = time.perf_counter() - start
-    after = highest_resident()
+    peak = above(before)
     del result
-    return Loading(elapsed, None if before is None or after is None else after - before)
-
-
-def reset_peak() -> int | None:
-    """Set the kernel's peak counter to the present size, and return that."""
-    if not sys.platform.startswith("linux"):
-        return None
-    Path("/proc/self/clear_refs").write_text(RESET_PEAK)
-    return highest_resident()
-
-
-def highest_resident() -> int | None:
-    """VmHWM in bytes. Not getrusage: its maximum is inherited from the parent and cannot be reset."""
-    if not sys.platform.startswith("linux"):
-        return None
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * KIB
-
-
-def use_all_cores() -> None:
-    torch.set_num_threads(os.cpu_count() or 1)
-
-
-def provenance() -> dict[str, str]:
-    """What a reader needs to judge the numbers or take them again."""
-    return {
-        "command": shlex.join(["python", *sys.argv]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "CPU": cpu_model(),
-        "threads": str(torch.get_num_threads()),
-        "load average before": f"{os.getloadavg()[0]:.2f}",
-        "Python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-
-
-def cpu_model() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return Loading(elapsed, peak)
 
 
 def measure(plan: Plan, scratch: Path) -> dict[str, Any]:
     """All measurements; checkpoints are written below `scratch`."""
-    made_on = provenance()
+    made_on = provenance("transformers")
     with Progress(auto_refresh=False) as bar:
         task = bar.add_task("writing checkpoints", total=1 + plan.repeats * (1 + len(LOADINGS)))
 
@@ -317,7 +247,7 @@ def loading_table(found: dict[str, Any]) -> str:
     header = ["candidate", "s, median (min .. max)", "peak, MiB", "peak / checkpoint"]
     rows = []
     for name, runs in loading.items():
-        s, peak = spread([run.seconds for run in runs]), peak_of(runs)
+        s, peak = spread(run.seconds for run in runs), peak_of(runs)
         memory = ["not told here", ""] if peak is None else [f"{peak / MIB:.0f}", f"{peak / size:.3g}"]
         rows.append([name, f"{s.median:.2f} ({s.min:.2f} .. {s.max:.2f})", *memory])
     return table(f"Loading {size / GB:.2f} GB of bf16, a fresh process each", header, rows)
@@ -350,19 +280,10 @@ def milliseconds(s: Spread) -> str:
     return f"{1e3 * s.median:.0f} ({1e3 * s.min:.0f} .. {1e3 * s.max:.0f})"
 
 
-def table(title: str, header: list[str], rows: list[list[str]]) -> str:
-    rule = ["---"] * len(header)
-    lines = ["| " + " | ".join(row) + " |" for row in (header, rule, *rows)]
-    return f"## {title}\n\n" + "\n".join(lines) + "\n"
-
-
 def report(found: dict[str, Any], plan: Plan, quick: bool) -> str:
-    """The run in markdown: where the numbers come from first, then the tables."""
-    head = "".join(f"- {name}: {value}\n" for name, value in found["provenance"].items())
-    warning = "A quick run: the sizes are too small to conclude anything from.\n\n" if quick else ""
-    how = f"{plan.repeats} rounds in turn. How each number is taken: the docstring of `benchmarks/model_cpu.py`.\n"
-    tables = "\n".join([forward_table(found, plan), loading_table(found), ratio_table(found)])
-    return f"# Kimi Linear on a CPU\n\n{warning}{head}\n{how}\n{tables}"
+    how = f"{plan.repeats} rounds in turn. How each number is taken: the docstring of `benchmarks/model_cpu.py`."
+    tables = [forward_table(found, plan), loading_table(found), ratio_table(found)]
+    return document("Kimi Linear on a CPU", found, quick, how, tables)
 
 
 def draw(found: dict[str, Any]) -> Figure:
@@ -370,9 +291,7 @@ def draw(found: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(13, 4), layout="constrained")
     forward, loading, memory = figure.subplots(1, 3)
     bars(forward, found["forward_seconds"], "forward (s)")
-    bars(
-        loading, {name: spread([run.seconds for run in runs]) for name, runs in found["loading"].items()}, "time (s)"
-    )
+    bars(loading, {name: spread(run.seconds for run in runs) for name, runs in found["loading"].items()}, "time (s)")
     peaks = {name: peak_of(runs) for name, runs in found["loading"].items()}
     known = {name: Spread(*[peak / GB] * 3) for name, peak in peaks.items() if peak is not None}
     bars(memory, known, "peak above the process (GB)")
@@ -411,9 +330,7 @@ def main(
     plan = QUICK if quick else FULL
     if gigabytes is not None:
         plan = plan._replace(gigabytes=gigabytes)
-    if out is None:
-        out = Path(tempfile.mkdtemp(prefix="kda-model-")) if quick else Path(__file__).parent / "results"
-    out.mkdir(parents=True, exist_ok=True)
+    out = folder_for(out, quick)
     use_all_cores()
     with tempfile.TemporaryDirectory() as scratch:
         found = measure(plan, Path(scratch))
