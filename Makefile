@@ -4,8 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 WORKERS ?= 2
+LAB_READY := $(VENV)/.lab-ready
+WORKBOOK := tutorials/workbook
+LAB_OPTIONS ?= 01_from_softmax_to_a_state.ipynb
 
-.PHONY: verify test test-gpu lint types format bench kernels-report clean
+.PHONY: verify test test-gpu lint types format bench kernels-report notebooks lab clean
 
 verify: $(READY)
 	$(BIN)/kimi-linear verify
@@ -40,6 +43,19 @@ bench: $(READY)
 
 kernels-report: $(READY)
 	$(BIN)/python benchmarks/kernels_report.py
+
+# Runs all tutorials; the notebooks with their outputs land in build/notebooks.
+notebooks: $(READY)
+	$(BIN)/python tutorials/notebooks.py run build/notebooks
+
+# Opens copies to work in; they are never overwritten.
+lab: $(LAB_READY)
+	$(BIN)/python tutorials/notebooks.py copy $(WORKBOOK)
+	$(BIN)/jupyter lab --notebook-dir $(WORKBOOK) $(LAB_OPTIONS)
+
+$(LAB_READY): $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[lab]"
+	touch $(LAB_READY)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
