@@ -17,9 +17,9 @@ from ..conformance.adapter import BadAdapterError, load_adapter
 from ..conformance.catalogue import CASES, by_id
 from ..conformance.limits import CASE_SECONDS
 from ..conformance.report import as_json, repro_script, text
-from ..conformance.score import Score, measure
 from ..conformance.suite import all_checks, check_by_id, run_suite
 from ..conformance.waivers import read_waivers
+from .score import score_command
 
 PASS, FAIL, ERROR = 0, 1, 2
 
@@ -91,34 +91,7 @@ def repro(
         typer.echo(repro_script(by_id(case), adapter), nl=False)
 
 
-@conformance.command()
-def score(full: Full = False, json_file: JsonFile = None) -> None:
-    """Plant known bugs in correct kernels and count what the suite sees.
-
-    Exit code 1 with a bug that survives or a correct kernel that fails.
-    """
-    torch.set_num_threads(1)
-    with progress() as tell:
-        found = measure(full=full, tell=tell)
-    if json_file is not None:
-        json_file.write_text(json.dumps(found.as_json(), indent=2) + "\n")
-    typer.echo("\n".join(score_lines(found)))
-    raise typer.Exit(FAIL if found.survivors or found.false_alarms else PASS)
-
-
-def score_lines(found: Score) -> Iterator[str]:
-    """The score in words; void where a correct kernel fails."""
-    if found.false_alarms:
-        yield "VOID: correct kernels fail"
-        yield from (f"  {kernel}: {check}: {reason}" for kernel, check, reason in found.false_alarms)
-    alarms = f"{len(found.false_alarms)} false alarms on {found.kernels} kernels"
-    yield f"{found.killed} of {len(found.kills)} bugs seen, {alarms}"
-    yield from (f"not seen: {name}" for name in found.survivors)
-    yield "seen by tier: " + ", ".join(f"{tier} {count}" for tier, count in sorted(found.by_tier().items()))
-    for check, names in sorted(found.alone().items()):
-        yield f"only {check} sees {', '.join(names)}"
-    yield f"families that could go: {', '.join(found.redundant_families()) or 'none'}"
-    yield f"a smallest set: {', '.join(found.smallest_cover())}"
+conformance.command("score")(score_command)
 
 
 @contextmanager

@@ -29,8 +29,9 @@ class Case:
 
     lengths      packed segments (then B = 1), or None for a batch of T tokens
     past_end     rows after the last segment
-    flags        "exact" (integers, judged bit by bit), "gradients", "quick", "acceptable" (reported, never
-                 failed), "beyond_fp16" (leaves the range of half precision)
+    flags        "exact" (integers, judged bit by bit), "long_sums" (exact in fp32 sums alone), "gradients",
+                 "quick", "acceptable" (reported, never failed), "beyond_fp16" (leaves the range of half
+                 precision)
     effect       what a user sees of a kernel that fails here
     links        public reports of such a bug, as "project #number"
     """
@@ -100,6 +101,8 @@ def why_not(case: Case, caps: Capabilities, contract: Contract) -> str | None:
         return "beta above 1 is not declared"
     if case.has("exact") and not caps.free_scale and math.log2(_nearest(case.K, caps.K)) % 2:
         return "its scale, K ** -0.5, is no power of two"
+    if case.has("long_sums") and contract.accumulate not in ("fp32", "fp64"):
+        return f"sums are declared to be in {contract.accumulate}"
     if case.has("beyond_fp16") and "fp16" in (contract.io, contract.operand, contract.state):
         return "the values leave the range of fp16"
     return None
@@ -146,8 +149,8 @@ def state_of(kind: str, draw: Draw, shape: tuple[int, ...]) -> Tensor | None:
     """An initial state, not symmetric in K and V."""
     if kind == "none":
         return None
-    if kind == "small_integers":
-        return _tensor(draw.integers(-3, 3, *shape))
+    if kind in ("small_integers", "six_bits"):
+        return _tensor(VALUES[kind](draw, shape))
     scale = {"random": 1.0, "zero": 0.0, "large": 3e4}[kind]
     return _tensor(scale * draw.normal(*shape))
 

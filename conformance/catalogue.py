@@ -84,6 +84,22 @@ EXACT = [
         V=5,
         **{**INTEGERS, "keys": "cycle", "beta": "mixed"},
     ),
+    Case(
+        "exact.long_sums",
+        "exact",
+        "positive numbers of six bits, sums of fifteen: exact only where sums are in fp32",
+        T="C+5",
+        K=16,
+        V=12,
+        **{
+            **INTEGERS,
+            "queries": "five_bits",
+            "values": "six_bits",
+            "state": "six_bits",
+            "flags": ("exact", "long_sums", "quick"),
+            "effect": "sums kept in a short format: every output is off by a few of its roundings",
+        },
+    ),
 ]
 
 LENGTHS = ("C/4-1", "C/4", "C/4+1", "C-1", "C", "C+1", "2C-1", "2C", "2C+1", 1, 2, 61)

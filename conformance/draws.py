@@ -146,6 +146,7 @@ KEYS: dict[str, Callable[[Draw, Shape], Array]] = {
     "zero": lambda d, s: np.zeros(s),
     "long": lambda d, s: 1.35 * unit(d.normal(*s)),
     "small_integers": lambda d, s: d.integers(-2, 2, *s),
+    "five_bits": lambda d, s: d.integers(0, 31, *s),
 }
 
 VALUES: dict[str, Callable[[Draw, Shape], Array]] = {
@@ -157,4 +158,5 @@ VALUES: dict[str, Callable[[Draw, Shape], Array]] = {
     "per_head": lambda d, s: d.normal(*s) * (10.0 ** -np.arange(s[2]))[None, None, :, None],
     "offset": lambda d, s: d.normal(*s) + 8.0,
     "small_integers": lambda d, s: d.integers(-3, 3, *s),
+    "six_bits": lambda d, s: d.integers(0, 63, *s),
 }

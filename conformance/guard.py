@@ -25,6 +25,7 @@ from .precision import DTYPES
 from .problem import Problem, in_layout, result_shapes, state_format
 
 RETRY_SECONDS = 0.5  # a first interrupt may fall into code that ignores it, such as a destructor
+CRASH = "raises"  # how the reason of a kernel that raised begins
 STATES = ("final_state", "dh0")
 REFERENCE = str(Path(__file__).parent.parent / "reference")
 
@@ -100,7 +101,7 @@ def raw_run(
     except _OutOfTime:
         raise KernelFailure(f"hangs: no result after {seconds:g} s") from None
     except Exception as error:
-        raise KernelFailure(f"raises {type(error).__name__}: {str(error)[:300]}") from error
+        raise KernelFailure(f"{CRASH} {type(error).__name__}: {str(error)[:300]}") from error
     _check_returned(results, want)
     _check_only_read(call, private, caps)
     _check_fresh(results, private, caps)

@@ -17,6 +17,7 @@ SAMPLES = 4  # rounded runs an envelope; doubling them moved no envelope by more
 FLOOR = 2.0**-24  # of a tensor's largest element: below it, rows count as zero
 PRICE_SAMPLES = 2  # the price of an algorithm is a quality number, no verdict
 CASE_SECONDS = 60.0  # a case that takes longer hangs
+FULL_KILLED, QUICK_KILLED = 1.0, 0.9  # of all planted bugs, by all checks and by the quick ones
 ALIKE = 0.5  # cosine from which an error counts as looking like a known bug's
 
 

@@ -2,23 +2,47 @@
 
     score = killed / planted, void if a correct kernel fails anything
 
-A mutant is killed by a check that fails it and passes the same kernel without the bug. Mutants that nothing kills
-are listed by name, and so are checks without which the suite would kill as much.
+A mutant is killed by a check that fails it and passes the same kernel without the bug; a check in which it crashes
+does not count. Mutants that nothing kills are listed by name, and so are checks without which the suite would kill
+as much.
 """
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
 from typing import Any
 
+import torch
+
+from .adapter import RESULTS
 from .bench import Bench
 from .emulated import Emulated
+from .guard import CRASH
+from .limits import FULL_KILLED, QUICK_KILLED
 from .mutants import MUTANTS, Mutant, build
 from .mutants.registry import BASES
 from .panel import panel
 from .suite import Check, all_checks
+from .verdict import Verdict
+
+Tell = Callable[[str], None]
+
+
+@dataclass
+class KernelScore:
+    """What the checks say of one correct kernel: counts, and its worst ratios, forward and backward."""
+
+    kernel: str
+    passed: int = 0
+    skipped: int = 0
+    forward: float = 0.0
+    backward: float = 0.0
 
 
 @dataclass
@@ -30,6 +54,9 @@ class Score:
     tiers: dict[str, str] = field(default_factory=dict)  # check to tier
     families: dict[str, str] = field(default_factory=dict)  # check to family
     kernels: int = 0
+    full: bool = True
+    panel: list[KernelScore] = field(default_factory=list)
+    crashes: dict[str, list[str]] = field(default_factory=dict)  # mutant to the checks in which it crashes
 
     @property
     def survivors(self) -> list[str]:
@@ -39,9 +66,31 @@ class Score:
     def killed(self) -> int:
         return len(self.kills) - len(self.survivors)
 
+    @property
+    def required(self) -> float:
+        """The share that has to be killed: all of them by all checks."""
+        return FULL_KILLED if self.full else QUICK_KILLED
+
+    @property
+    def ok(self) -> bool:
+        """No correct kernel fails, and enough mutants do."""
+        return not self.false_alarms and self.killed >= self.required * len(self.kills)
+
+    def quick(self) -> Score:
+        """What the quick checks of a full score found; its panel is that of the full one."""
+        ids = {check.id for check in all_checks(False)}
+        chosen = {name: [id for id in checks if id in ids] for name, checks in self.kills.items()}
+        alarms = [alarm for alarm in self.false_alarms if alarm[1] in ids]
+        return replace(self, kills=chosen, false_alarms=alarms, full=False)
+
     def by_tier(self) -> dict[str, int]:
         """Mutants that each tier kills."""
         return dict(Counter(tier for checks in self.kills.values() for tier in {self.tiers[id] for id in checks}))
+
+    def by_family(self) -> dict[str, int]:
+        """Mutants that each family kills."""
+        found = (family for checks in self.kills.values() for family in {self.families[id] for id in checks})
+        return dict(Counter(found))
 
     def alone(self) -> dict[str, list[str]]:
         """Checks that are alone in killing a mutant."""
@@ -73,17 +122,28 @@ class Score:
 
     def as_json(self) -> dict[str, Any]:
         return {
+            "mode": "full" if self.full else "quick",
+            "ok": self.ok,
             "planted": len(self.kills),
             "killed": self.killed,
+            "required": self.required,
             "survivors": self.survivors,
             "correct_kernels": self.kernels,
+            "panel": [vars(kernel) for kernel in self.panel],
             "false_alarms": [list(alarm) for alarm in self.false_alarms],
             "by_tier": self.by_tier(),
+            "by_family": self.by_family(),
             "alone": self.alone(),
             "redundant_families": self.redundant_families(),
             "smallest_cover": self.smallest_cover(),
             "kills": self.kills,
+            "crashes": self.crashes,
         }
+
+
+def steps(mutants: Sequence[Mutant] = MUTANTS, kernels: Sequence[Emulated] | None = None) -> int:
+    """How many lines `measure` tells."""
+    return len(judged_kernels(mutants, panel() if kernels is None else kernels)) + len(mutants)
 
 
 def measure(
@@ -91,44 +151,98 @@ def measure(
     kernels: Sequence[Emulated] | None = None,
     full: bool = True,
     first_kill: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    tell: Tell = lambda line: None,
+    workers: int = 1,
 ) -> Score:
     """Judge correct kernels, then every mutant; `first_kill` stops at a mutant's first kill."""
-    checks, score = all_checks(full), Score()
+    kernels = panel() if kernels is None else kernels
+    checks = all_checks(full)
+    score = Score(full=full, kernels=len(kernels))
     score.tiers = {check.id: check.tier for check in checks}
     score.families = {check.id: check.family for check in checks}
-    kernels = panel() if kernels is None else kernels
-    score.kernels = len(kernels)
-    for kernel in kernels:
-        tell(kernel.identity())
-        score.false_alarms += false_alarms(kernel, checks)
-    innocent = {name: _passed(BASES[name](), checks) for name in {mutant.on for mutant in mutants}}
-    for mutant in mutants:
-        tell(mutant.name)
-        usable = [check for check in checks if check.id in innocent[mutant.on]]
-        score.kills[mutant.name] = kills(mutant, usable, first_kill)
+    correct = judged_kernels(mutants, kernels)
+    with in_processes(workers) as run:
+        found = run(_verdicts, [(kernel, full) for kernel in correct.values()])
+        verdicts = dict(told(found, correct, tell))
+        for kernel in kernels:
+            _enter_kernel(score, kernel.identity(), verdicts[kernel.identity()])
+        innocent = {mutant.on: _passed(verdicts[BASES[mutant.on]().identity()]) for mutant in mutants}
+        tasks = [(mutant, innocent[mutant.on], full, first_kill) for mutant in mutants]
+        for name, (kills, crashes) in told(run(_kills, tasks), [mutant.name for mutant in mutants], tell):
+            score.kills[name] = kills
+            if crashes:
+                score.crashes[name] = crashes
     return score
 
 
-def false_alarms(kernel: Emulated, checks: Sequence[Check]) -> list[tuple[str, str, str]]:
-    """What fails a correct kernel."""
+def judged_kernels(mutants: Sequence[Mutant], kernels: Sequence[Emulated]) -> dict[str, Emulated]:
+    """The correct kernels by identity, and those that mutants are planted in."""
+    bases = [BASES[on]() for on in dict.fromkeys(mutant.on for mutant in mutants)]
+    return {kernel.identity(): kernel for kernel in (*kernels, *bases)}
+
+
+Run = Callable[[Callable[..., Any], list[tuple[Any, ...]]], Iterable[Any]]
+
+
+@contextmanager
+def in_processes(workers: int) -> Iterator[Run]:
+    """A function that runs work on each task, in order, in this process or in several."""
+    if workers <= 1:
+        yield lambda work, tasks: (work(*task) for task in tasks)
+        return
+    context, one_thread = get_context("spawn"), functools.partial(torch.set_num_threads, 1)
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=one_thread) as pool:
+        yield lambda work, tasks: pool.map(work, *zip(*tasks, strict=True)) if tasks else iter(())
+
+
+def told(results: Iterable[Any], names: Iterable[str], tell: Tell) -> Iterator[tuple[str, Any]]:
+    """Results with their names, each told as it comes."""
+    for name, result in zip(names, results, strict=True):
+        tell(name)
+        yield name, result
+
+
+@functools.cache
+def _checks(full: bool) -> list[Check]:
+    return all_checks(full)
+
+
+def _verdicts(kernel: Emulated, full: bool) -> list[Verdict]:
+    """What every check says of a kernel."""
     bench = Bench(kernel, kernel.capabilities(), kernel.contract)
-    verdicts = [check(bench) for check in checks]
-    return [(kernel.identity(), verdict.id, verdict.reason) for verdict in verdicts if verdict.failed]
+    return [check(bench) for check in _checks(full)]
 
 
-def kills(mutant: Mutant, checks: Sequence[Check], first_kill: bool = False) -> list[str]:
-    """The checks that fail a mutant."""
+def _enter_kernel(score: Score, identity: str, verdicts: Sequence[Verdict]) -> None:
+    score.false_alarms += [(identity, verdict.id, verdict.reason) for verdict in verdicts if verdict.failed]
+    ratios = [
+        (n, r) for v in verdicts if v.tier in ("ratio", "limit") and v.status == "pass" for n, r in v.ratios.items()
+    ]
+    score.panel.append(
+        KernelScore(
+            identity,
+            passed=len(_passed(verdicts)),
+            skipped=sum(verdict.status == "skip" for verdict in verdicts),
+            forward=max((ratio for name, ratio in ratios if name in RESULTS), default=0.0),
+            backward=max((ratio for name, ratio in ratios if name not in RESULTS), default=0.0),
+        )
+    )
+
+
+def _passed(verdicts: Sequence[Verdict]) -> set[str]:
+    return {verdict.id for verdict in verdicts if verdict.status == "pass"}
+
+
+def _kills(mutant: Mutant, usable: set[str], full: bool, first_kill: bool) -> tuple[list[str], list[str]]:
+    """The checks that fail a mutant, and those in which it crashes."""
     kernel = build(mutant)
-    bench, found = Bench(kernel, kernel.capabilities(), kernel.contract), []
-    for check in checks:
-        if check(bench).failed:
-            found.append(check.id)
-            if first_kill:
-                break
-    return found
-
-
-def _passed(kernel: Emulated, checks: Sequence[Check]) -> set[str]:
     bench = Bench(kernel, kernel.capabilities(), kernel.contract)
-    return {check.id for check in checks if check(bench).status == "pass"}
+    kills: list[str] = []
+    crashes: list[str] = []
+    for check in _checks(full):
+        verdict = check(bench) if check.id in usable else None
+        if verdict is not None and verdict.failed:
+            (crashes if verdict.reason.startswith(CRASH) else kills).append(check.id)
+            if first_kill and kills:
+                break
+    return kills, crashes

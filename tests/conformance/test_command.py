@@ -5,9 +5,9 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from kimi_linear.cli.conformance import score_lines
 from kimi_linear.cli.main import app
 from kimi_linear.conformance.score import Score
+from kimi_linear.conformance.score_text import score_lines
 
 WRONG = "kimi_linear.conformance.adapters.wrong"
 CHUNKED = "kimi_linear.conformance.adapters.chunked"

@@ -45,6 +45,7 @@ def test_the_first_bad_token_head_and_batch_item_are_named():
 
 TIERS = {
     "exact.dense": "GateShift",
+    "exact.long_sums": "AccumulateBf16",
     "exact.packed": "StateOfEmptyUnwritten",
     "relation.causality": "OutputAhead",
     "relation.batch_order": "BatchFirst",

@@ -2,9 +2,12 @@
 
 import pytest
 
-from kimi_linear.conformance.mutants import MUTANTS
+from kimi_linear.conformance.emulated import Emulated
+from kimi_linear.conformance.mutants import MUTANTS, Mutant
 from kimi_linear.conformance.panel import chunk_kernel
-from kimi_linear.conformance.score import Score, measure
+from kimi_linear.conformance.score import KernelScore, Score, in_processes, measure, steps
+from kimi_linear.conformance.score_text import markdown, score_lines
+from kimi_linear.conformance.suite import check_by_id
 
 NAMES = ("GateShift", "BetaBf16", "GradDiagonal", "StridesIgnored", "InverseOfBf16")
 
@@ -17,11 +20,53 @@ def test_mutants_are_many_have_names_of_their_own_and_say_what_is_broken():
 
 @pytest.mark.slow
 def test_a_handful_of_bugs_is_seen_by_the_quick_checks_and_a_correct_kernel_passes():
-    chosen = [mutant for mutant in MUTANTS if mutant.name in NAMES]
-    score = measure(chosen, [chunk_kernel(32, "bf16")], full=False, first_kill=True)
+    chosen, told = [mutant for mutant in MUTANTS if mutant.name in NAMES], []
+    kernels = [chunk_kernel(32, "bf16")]
+    score = measure(chosen, kernels, full=False, first_kill=True, tell=told.append)
     assert score.survivors == []
     assert score.false_alarms == []
     assert score.killed == len(NAMES)
+    assert score.ok
+    assert len(told) == steps(chosen, kernels)
+    assert 0.3 < score.panel[0].forward < 4
+    assert 0.3 < score.panel[0].backward < 8
+
+
+def test_a_mutant_that_crashes_is_not_seen(monkeypatch):
+    class Crashes(Emulated):
+        def inverse(self, A):
+            raise RuntimeError("no such instruction")
+
+    monkeypatch.setattr("kimi_linear.conformance.score._checks", lambda full: [check_by_id("shape.T=2")])
+    mutant = Mutant("Crashes", "inverse", "it raises", Crashes, "bf16")
+    score = measure([mutant], [], full=True)
+    assert score.survivors == ["Crashes"]
+    assert score.crashes == {"Crashes": ["shape.T=2"]}
+    assert "not seen: Crashes (it crashes in shape.T=2)" in list(score_lines(score))
+
+
+def test_several_processes_give_what_one_gives_in_order():
+    with in_processes(1) as one, in_processes(2) as two:
+        tasks = [(n, 3) for n in range(5)]
+        assert list(two(pow, tasks)) == list(one(pow, tasks)) == [0, 1, 8, 27, 64]
+        assert list(two(pow, [])) == []
+
+
+@pytest.mark.parametrize(
+    ("killed", "full", "alarms", "ok"),
+    [
+        (9, False, [], True),
+        (8, False, [], False),
+        (9, True, [], False),
+        (10, True, [], True),
+        (10, True, [("a correct kernel", "x.1", "off")], False),
+    ],
+)
+def test_what_is_required_is_all_bugs_in_full_mode_and_nine_of_ten_in_quick(killed, full, alarms, ok):
+    kills = {f"m{n}": ["x.1"] if n < killed else [] for n in range(10)}
+    score = Score(kills=kills, full=full, false_alarms=alarms, tiers={"x.1": "ratio"}, families={"x.1": "x"})
+    assert score.ok == ok
+    assert f"required: {'100%' if full else '90%'}" in "\n".join(score_lines(score))
 
 
 def test_the_score_counts_what_is_alone_redundant_and_enough():
@@ -34,3 +79,19 @@ def test_the_score_counts_what_is_alone_redundant_and_enough():
     assert score.redundant_families() == ["z"]
     assert set(score.smallest_cover()) == {"x.1", "y.1"}
     assert score.by_tier() == {"ratio": 3}
+    assert score.by_family() == {"x": 2, "y": 2}
+
+
+def test_the_page_shows_both_modes_the_panel_and_every_bug():
+    bug = MUTANTS[0]
+    kills = {bug.name: ["exact.dense", "gate.zero"]}
+    tiers = {"exact.dense": "exact", "gate.zero": "ratio"}
+    score = Score(kills, tiers=tiers, families={"exact.dense": "exact", "gate.zero": "gate"}, kernels=1)
+    score.panel = [KernelScore("a correct kernel", passed=2, forward=1.25)]
+    page = "\n".join(markdown([score.quick(), score], command="this command"))
+    assert "| quick | 1 of 1 | 90% | 0 on 1 kernels | none |" in page
+    assert "| full | 1 of 1 | 100% |" in page
+    assert "| a correct kernel | 2 | 0 | 1.25 | 0.00 |" in page
+    assert f"| {bug.name} | {bug.bug} | {bug.on} | {bug.link} | 1 |  |  | 1 |  |" in page
+    assert "`this command` with kimi-linear-reference" in page
+    assert score.quick().kills[bug.name] == ["exact.dense"]
