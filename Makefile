@@ -8,7 +8,7 @@ LAB_READY := $(VENV)/.lab-ready
 WORKBOOK := tutorials/workbook
 LAB_OPTIONS ?= 01_from_softmax_to_a_state.ipynb
 
-.PHONY: verify test test-gpu lint types format bench kernels-report notebooks lab clean
+.PHONY: verify test test-gpu lint types format bench kernels-report notebooks lab docs clean
 
 verify: $(READY)
 	$(BIN)/kimi-linear verify
@@ -40,6 +40,10 @@ format: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/cpu.py
 	$(BIN)/python benchmarks/model_cpu.py
+
+# Strict: a warning, a dead link or a dead anchor fails the build. Read it at build/site/index.html.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 kernels-report: $(READY)
 	$(BIN)/python benchmarks/kernels_report.py

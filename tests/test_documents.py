@@ -6,7 +6,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("tutorials/*.md")]
+FOLDERS = [*(folder for folder in ROOT.iterdir() if folder.is_dir() and folder.name not in ("build", ".venv"))]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(path for folder in FOLDERS for path in folder.rglob("*.md"))])
+LINK = re.compile(r"\]\(([^)\s#]*)(?:#([^)\s]*))?\)")
 
 
 def test_the_readme_example_runs_and_its_tiers_agree():
@@ -19,14 +21,38 @@ def test_the_readme_example_runs_and_its_tiers_agree():
     assert len(code.strip().splitlines()) <= 12
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_between_files_lead_somewhere(document):
-    links = re.findall(r"\]\((?!https?://)([^)#]+)", document.read_text())
-    for link in links:
-        assert (document.parent / link).exists(), f"{document.name} links to {link}"
+def prose(document):
+    """The text without code: what stands in a fence is no link."""
+    return re.sub(r"^```.*?^```", "", document.read_text(), flags=re.M | re.S)
 
 
-@pytest.mark.parametrize("target", ["verify", "test", "bench", "format", "clean"])
+def anchors(document):
+    """The anchors of its headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ +(.+?) *#*$", prose(document), flags=re.M)
+    plain = [re.sub(r"\[([^]]*)\]\([^)]*\)|[`*]", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_lead_somewhere(document):
+    """Files and anchors have to be there; of other sites only the address's form is checked."""
+    for path, anchor in LINK.findall(prose(document)):
+        if ":" in path:
+            assert re.fullmatch(r"https://[\w.-]+\.\w+(/[^\s<>\"]*)?", path), f"{document.name}: odd address {path}"
+            continue
+        target = document.parent / path if path else document
+        assert target.exists(), f"{document.name} links to {path}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors(target), f"{document.name} links to {path}#{anchor}"
+
+
+def test_a_dead_anchor_would_be_seen():
+    assert "rules" in anchors(ROOT / "CONTRIBUTING.md")
+    assert "no-such-heading" not in anchors(ROOT / "CONTRIBUTING.md")
+    assert len(DOCUMENTS) > 5
+
+
+@pytest.mark.parametrize("target", ["verify", "test", "bench", "format", "docs", "clean"])
 def test_commands_named_in_the_documents_exist(target):
     text = "".join(path.read_text() for path in DOCUMENTS)
     makefile = (ROOT / "Makefile").read_text()
