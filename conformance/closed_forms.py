@@ -18,8 +18,9 @@ from .envelope import error_ratio
 from .gold import Results, envelopes_of, rows_of
 from .guard import guarded_run
 from .limits import GRADIENT_RATIO
+from .place import locate
 from .problem import Problem
-from .verdict import Verdict, judge_by_ratio, limit_of, locate
+from .verdict import Verdict, judge_by_ratio, limit_of
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ from .gold import Results, stage_truth, truth_of
 from .guard import KernelFailure, guarded_run
 from .limits import ALIKE, FORWARD_RATIO, word_for
 from .mutants import MUTANTS, Mutant, build
+from .place import PER_TOKEN
 from .problem import Problem, problem_of
 from .suite import Report, check_by_id
-from .verdict import PER_TOKEN, Verdict
+from .verdict import Verdict
 
 SUSPECTS = 3  # named in a report
 EXPLAINED = 5  # failures that are explained in full; the rest get one line

@@ -154,7 +154,7 @@ def _judge_case(case: Case, bench: Bench) -> Verdict:
     problem = problem_of(case, bench.caps, bench.contract)
     if case.has("acceptable"):
         return _judge_acceptable(case, bench)
-    got = guarded_run(bench.adapter, problem, bench.caps, seconds=bench.seconds)
+    got = guarded_run(bench.adapter, problem, bench.caps, seconds=bench.seconds, finite=False)
     if not case.has("exact"):
         return judge_by_ratio(got, problem, case.id, "ratio", price=True)
     want = integer_truth(problem)

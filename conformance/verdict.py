@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,33 +11,11 @@ from .adapter import GRADIENTS, Contract
 from .envelope import error_ratio
 from .gold import Results, envelopes_of, rows_of, truth_of
 from .limits import FORWARD_RATIO, GRADIENT_RATIO
+from .place import PER_TOKEN, Place, locate
 from .problem import Problem
 
-PER_TOKEN = ("o", "dq", "dk", "dv", "dg", "dbeta")  # rows [B, T, heads]; the others are [N, heads, K]
-FLAT = 1.3  # growth a token below which an error does not accumulate
-
-
-@dataclass(frozen=True)
-class Place:
-    """The first bad row of a result, and how the error goes on from there."""
-
-    result: str
-    index: tuple[int, ...]
-    ratio: float
-    bad_rows: int
-    rows: int
-    heads: tuple[int, ...]
-    ratio_before: float = 0.0
-    growth: str = ""
-    chunk_size: int | None = None
-
-    def __str__(self) -> str:
-        if self.result not in PER_TOKEN:
-            n, head, channel = self.index
-            return f"first bad row of {self.result}: segment {n}, head {head}, key channel {channel}"
-        b, t, head = self.index
-        chunk = f" (chunk {t // self.chunk_size}, row {t % self.chunk_size})" if self.chunk_size else ""
-        return f"first bad row of {self.result}: batch {b}, token {t}{chunk}, head {head}"
+# In the order in which a kernel computes them: the first wrong one is the nearest to the fault
+DERIVED = ("o", "final_state", "dq", "dv", "dbeta", "dk", "dg", "dh0")
 
 
 @dataclass
@@ -87,12 +64,35 @@ def judge_by_ratio(results: Results, problem: Problem, id: str, tier: str, price
     verdict = Verdict(id, tier, "fail" if over else "pass", ratios=ratios, contract=problem.contract)
     verdict.limit = max((limit_of(name) for name in rows), default=FORWARD_RATIO)
     if over:
-        worst = max(over, key=lambda name: ratios[name] / limit_of(name))
-        verdict.place = locate(rows[worst], worst, limit_of(worst), problem)
-        verdict.reason = f"{worst} is off by {ratios[worst]:.3g} roundings; the limit is {limit_of(worst):g}"
+        first = min(over, key=DERIVED.index)
+        errors = errors_by_channel(results[first], first, problem)
+        verdict.place = locate(rows[first], first, limit_of(first), problem, errors)
+        verdict.reason = _too_far(first, results[first], ratios[first])
     if price and "o" in results and not problem.case.has("gradients"):
         verdict.price = _price(results, problem)
     return verdict
+
+
+def errors_by_channel(got: Tensor, name: str, problem: Problem) -> Tensor:
+    """Each element's error over the envelope of its row."""
+    error = (rows_of(got, name).double() - rows_of(truth_of(problem)[name], name)).abs()
+    return error / envelopes_of(problem)[name][..., None].clamp(min=torch.finfo(torch.float64).tiny)
+
+
+def _too_far(name: str, got: Tensor, ratio: float) -> str:
+    odd = ~got.isfinite()
+    if odd.any():
+        at = first_element(odd, name)
+        return f"{name} is {got[at].item():g} at {list(at)}, {int(odd.sum())} of {got.numel()} elements"
+    return f"{name} is off by {ratio:.3g} roundings; the limit is {limit_of(name):g}"
+
+
+def first_element(odd: Tensor, name: str) -> tuple[int, ...]:
+    """The first true element: in time, where dimension 1 is tokens."""
+    if name not in PER_TOKEN:
+        return tuple(odd.nonzero()[0].tolist())
+    t, b, *rest = odd.transpose(0, 1).nonzero()[0].tolist()
+    return b, t, *rest
 
 
 def judge_bits(results: Results, want: Results, problem: Problem, id: str, tier: str) -> Verdict:
@@ -104,50 +104,11 @@ def judge_bits(results: Results, want: Results, problem: Problem, id: str, tier:
         if different.any() and verdict.place is None:
             rows = rows_of(different, name).any(-1)
             verdict.status = "fail"
-            verdict.place = locate(rows.double() * torch.inf, name, 0.0, problem)
-            at = tuple(different.nonzero()[0].tolist())
+            verdict.place = locate(rows.double() * torch.inf, name, 0.0, problem, rows_of(different, name).double())
+            at = first_element(different, name)
             verdict.reason = f"{name} differs in {int(different.sum())} of {different.numel()} elements; "
             verdict.reason += f"at {list(at)} it is {got[at].item():g}, and {expected[at].item():g} is exact"
     return verdict
-
-
-def locate(ratio: Tensor, name: str, limit: float, problem: Problem) -> Place:
-    """The first row over the limit: first in time where rows are tokens, else first in order."""
-    ratio = torch.where(ratio.isnan(), torch.zeros_like(ratio), ratio)
-    bad = ratio > limit
-    heads = tuple(bad.any(dim=0).any(dim=0).nonzero().flatten().tolist()) if name in PER_TOKEN else ()
-    if name not in PER_TOKEN:
-        index = tuple(bad.nonzero()[0].tolist())
-        return Place(name, index, ratio.max().item(), int(bad.sum()), bad.numel(), heads)
-    by_time = bad.transpose(0, 1).nonzero()[0].tolist()
-    t, b, head = by_time[0], by_time[1], by_time[2]
-    before = ratio[:, :t].max().item() if t else 0.0
-    return Place(
-        name, (b, t, head), ratio.max().item(), int(bad.sum()), bad.numel(), heads,
-        ratio_before=before,
-        growth=growth_of(ratio.amax(dim=(0, 2))[t:].tolist()),
-        chunk_size=problem.contract.chunk_size if problem.judge.offsets is None else None,
-    )  # fmt: skip
-
-
-def growth_of(ratios: Sequence[float]) -> str:
-    """How an error goes on after its first bad token, in words."""
-    finite = [r for r in ratios if 0 < r < float("inf")]
-    if len(finite) < len([r for r in ratios if r > 0]):
-        return "reaches inf or NaN"
-    if len(finite) < 8:
-        return "too few tokens to tell growth"
-    quarter = len(finite) // 4
-    first, last = max(finite[:quarter]), max(finite[-quarter:])
-    gain = last / first
-    if gain < 1 / FLAT:
-        return f"fades (x{gain:.2g} from the first to the last quarter)"
-    if gain <= FLAT:
-        return "constant: not accumulation"
-    middle = max(finite[len(finite) // 2 - quarter // 2 : len(finite) // 2 + quarter // 2 + 1])
-    exponential = middle < (first + last) / 4  # a straight line has its mean in the middle
-    kind = "exponential" if exponential else "linear" if gain > 2.5 else "like a square root"
-    return f"grows, {kind} (x{gain:.2g} from the first to the last quarter)"
 
 
 def _price(results: Results, problem: Problem) -> float:

@@ -16,7 +16,7 @@ from kimi_linear.conformance.panel import chunk_kernel, panel, recurrent_kernel
 from kimi_linear.conformance.problem import problem_of
 from kimi_linear.conformance.report import as_json, repro_script, suspects, text
 from kimi_linear.conformance.suite import Check, check_by_id, run_suite, waived
-from kimi_linear.conformance.verdict import Verdict, growth_of, judge_by_ratio
+from kimi_linear.conformance.verdict import Verdict, judge_by_ratio
 from strange_kernels import CONTRACT, Correct, WrongFromToken40
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -176,21 +176,6 @@ def test_the_repro_script_runs_and_prints_ratios(capsys):
     exec(compile(script, "repro.py", "exec"), {})
     assert "o worst ratio" in capsys.readouterr().out
     assert len(script.splitlines()) <= 14
-
-
-@pytest.mark.parametrize(
-    ("ratios", "word"),
-    [
-        ([5.0] * 20, "constant"),
-        ([5.0 + i for i in range(40)], "linear"),
-        ([2.0 ** (i / 4) for i in range(40)], "exponential"),
-        ([50 * 0.8**i for i in range(20)], "fades"),
-        ([5.0, float("inf")] * 9, "inf"),
-        ([5.0] * 3, "too few"),
-    ],
-)
-def test_growth_is_told_in_words(ratios, word):
-    assert word in growth_of(ratios)
 
 
 def test_a_waiver_excuses_a_failure_and_shouts_when_it_is_not_needed():
