@@ -16,6 +16,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from ..conformance.adapter import BadAdapterError, load_adapter
 from ..conformance.catalogue import CASES, by_id
 from ..conformance.limits import CASE_SECONDS
+from ..conformance.museum import bug_named, url_of
 from ..conformance.report import as_json, repro_script, text
 from ..conformance.suite import all_checks, check_by_id, run_suite
 from ..conformance.waivers import read_waivers
@@ -74,7 +75,7 @@ def explain(check: Annotated[str, typer.Argument(metavar="CHECK")]) -> None:
         if found.effect:
             typer.echo(f"a kernel that fails: {found.effect}")
         for link in found.links:
-            typer.echo(link)
+            typer.echo(f"{link}: {bug_named(link).broke} ({url_of(link)})")
         for case in CASES:
             if case.id == check:
                 knobs = ("B", "T", "lengths", "H", "group", "K", "V", "gate", "keys", "values", "beta", "state")
