@@ -124,3 +124,12 @@ def test_a_picture_without_a_label_is_an_error():
     with pytest.raises(ValueError, match="y axis of 'a picture' needs a label"):
         tools.show(figure, "nothing")
     tools.plt.close(figure)
+
+
+def test_recorded_results_are_found_from_the_tutorials_and_from_copies_of_them(monkeypatch):
+    for folder in (notebooks.HERE, notebooks.HERE / "workbook" / "deeper"):
+        monkeypatch.setattr(tools.Path, "cwd", lambda folder=folder: folder)
+        assert tools.recorded("gpu.json")["copy_TBps"] > 0
+        assert "copy" in tools.recorded("decode.txt")
+        with pytest.raises(FileNotFoundError, match=r"benchmarks/results/nothing\.json"):
+            tools.recorded("nothing.json")
