@@ -4,9 +4,13 @@
     run(call, want) -> dict[str, Tensor]    compute the results named in `want` for one call
     identity() -> str                       which code ran: symbol, version, build
 
-`want` holds names of results: "o", "final_state"; "dq", "dk", "dv", "dg", "dbeta", "dh0" where "backward" is
-declared; stages ("G", "A", ..) where they are declared. What is not declared is skipped and listed; what is
-declared and fails, fails. A module, a class instance or any object with the three functions is an adapter.
+`call.operation` says what is asked, of what the adapter declares:
+
+    "chunk", "recurrent"   "o" and "final_state"; with `call.do`, the gradients "dq" .. "dh0"; stages where declared
+    "decode"               "o", for one step of sequences whose states lie in `call.state_pool`, which advances
+
+What is not declared is skipped and listed; what is declared and fails, fails. A module, a class instance or any
+object with the three functions is an adapter.
 """
 
 from __future__ import annotations
@@ -15,17 +19,39 @@ import importlib
 import importlib.util
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 from torch import Tensor
 
-from .precision import DTYPES, MANTISSA
+from ..reference.front_end import FrontEnd
+from ..reference.gates import BoundedGate, SoftplusGate
+from .capabilities import (
+    GRADIENTS,
+    OPERATIONS,
+    RESULTS,
+    STAGES,
+    Capabilities,
+    Contract,
+    FrontForm,
+    Pool,
+)
+from .contradictions import contradictions
 
-OPERATIONS = ("chunk", "recurrent", "backward")
-RESULTS = ("o", "final_state")
-GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dh0")
-STAGES = ("G", "A", "Aqk", "T", "w", "u", "v_new")  # of ChunkStages, as [B, T, HV, *]
-DECAY_FORMS = ("differences", "sums")
+__all__ = [
+    "GRADIENTS",
+    "OPERATIONS",
+    "RESULTS",
+    "STAGES",
+    "Adapter",
+    "BadAdapterError",
+    "Call",
+    "Capabilities",
+    "Contract",
+    "FrontForm",
+    "Pool",
+    "checked_capabilities",
+    "load_adapter",
+]
 
 
 class BadAdapterError(Exception):
@@ -33,67 +59,15 @@ class BadAdapterError(Exception):
 
 
 @dataclass(frozen=True)
-class Contract:
-    """The precision of one way to call the kernel; errors are judged against what it allows.
-
-    io           q, k, v and o
-    operand      operands of matrix products
-    accumulate   sums, elementwise arithmetic, the triangular inverse
-    state        the state between chunks (between tokens where chunk_size is None)
-    chunk_size   tokens a chunk; None computes token by token
-    decay        "differences" of a cumulative gate, which lose digits after a strong gate, or "sums" of gates
-    """
-
-    io: str = "bf16"
-    operand: str = "bf16"
-    accumulate: str = "fp32"
-    state: str = "fp32"
-    chunk_size: int | None = 64
-    decay: str = "differences"
-
-    def __str__(self) -> str:
-        form = "recurrent" if self.chunk_size is None else f"chunk {self.chunk_size}"
-        return f"{form}, {self.io} in and out, {self.operand} operands, {self.state} state"
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a kernel can do. Conventions differ in the field, so the oracle speaks the kernel's own.
-
-    K, V            allowed channels (None: any); a case is fitted to the nearest allowed size
-    square          K and V must be equal
-    groups          HV may be a multiple of H
-    free_scale      the scale may be other than K ** -0.5
-    log_base        of the gate it takes: "e", or "2" for g / ln 2
-    beta            "probability", or "logit" for a sigmoid inside
-    beta_above_one  beta up to 2 (negative eigenvalues)
-    state_layout    "KV" or "VK", of initial and final state
-    state_dtype     of initial and final state
-    packed          cu_seqlens
-    overwrites      inputs that it may overwrite
-    stages          intermediates that `run` can return, named as in ChunkStages, [B, T, HV, *]
-    """
-
-    operations: tuple[str, ...] = ("chunk",)
-    contracts: tuple[Contract, ...] = (Contract(),)
-    K: tuple[int, ...] | None = None
-    V: tuple[int, ...] | None = None
-    square: bool = False
-    groups: bool = True
-    free_scale: bool = True
-    log_base: str = "e"
-    beta: str = "probability"
-    beta_above_one: bool = True
-    state_layout: str = "KV"
-    state_dtype: str = "fp32"
-    packed: bool = True
-    overwrites: tuple[str, ...] = ()
-    stages: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Call:
-    """One call, in the kernel's own conventions. Tensors as in `kimi_linear.reference.contract`."""
+    """One call, in the kernel's own conventions. Tensors as in `kimi_linear.reference.contract`.
+
+    front          the front end that this call goes through, one of those declared: then q and k, g and beta are
+                   raw as far as it has a step for them, with A_log [HV] and dt_bias [HV, K] in fp32 for its gate
+    state_pool     [slots, HV, K, V] or as declared, for "decode"; instead of initial_state
+    slot_indices   [N], or [N, 1 + drafts] where drafts are declared: see `Pool`
+    accepted       [N] int32: how many of the last step's tokens hold, from 1; None means 1
+    """
 
     q: Tensor
     k: Tensor
@@ -107,14 +81,40 @@ class Call:
     dht: Tensor | None = None
     operation: str = "chunk"
     contract: Contract = field(default_factory=Contract)
+    front: FrontForm | None = None
+    A_log: Tensor | None = None
+    dt_bias: Tensor | None = None
+    state_pool: Tensor | None = None
+    slot_indices: Tensor | None = None
+    accepted: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
         """Every input tensor by name."""
         return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
 
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v, g and beta."""
+        return self.q, self.k, self.v, self.g, self.beta
+
+    @property
+    def front_end(self) -> FrontEnd | None:
+        """The front end as this repository's operators take it."""
+        return None if self.front is None else front_end_of(self.front, self.A_log, self.dt_bias)
+
     def forward_options(self) -> dict[str, Any]:
-        """The keyword arguments of the reference's operators."""
-        return {"scale": self.scale, "initial_state": self.initial_state, "cu_seqlens": self.cu_seqlens}
+        """The keyword arguments of the reference's operators; front_end only where there is one."""
+        options = {"scale": self.scale, "initial_state": self.initial_state, "cu_seqlens": self.cu_seqlens}
+        return options if self.front is None else {**options, "front_end": self.front_end}
+
+
+def front_end_of(form: FrontForm, A_log: Tensor | None, dt_bias: Tensor | None) -> FrontEnd:
+    """A front end with its gate's parameters."""
+    gate: SoftplusGate | BoundedGate | None = None
+    if form.gate is not None and A_log is not None and dt_bias is not None:
+        softplus = form.gate == "softplus"
+        gate = SoftplusGate(A_log, dt_bias) if softplus else BoundedGate(A_log, dt_bias, form.lower_bound)
+    beta = cast(Literal["sigmoid", "double_sigmoid"] | None, form.beta)
+    return FrontEnd(gate=gate, l2norm_eps=form.l2norm_eps, beta=beta)
 
 
 @runtime_checkable
@@ -148,51 +148,9 @@ def checked_capabilities(adapter: Adapter) -> Capabilities:
     caps = adapter.capabilities()
     if not isinstance(caps, Capabilities):
         raise BadAdapterError(f"capabilities() must return Capabilities; got {type(caps).__name__}")
-    for complaint in _contradictions(caps):
+    for complaint in contradictions(caps):
         raise BadAdapterError(f"capabilities: {complaint}")
     return caps
-
-
-def _contradictions(caps: Capabilities) -> list[str]:
-    found = []
-    if not {"chunk", "recurrent"} & set(caps.operations):
-        found.append(f'operations must name "chunk" or "recurrent"; got {caps.operations}')
-    choices: list[tuple[str, str, tuple[str, ...]]] = [("operations", name, OPERATIONS) for name in caps.operations]
-    choices += [("stages", name, STAGES) for name in caps.stages]
-    choices += [
-        ("log_base", caps.log_base, ("e", "2")),
-        ("beta", caps.beta, ("probability", "logit")),
-        ("state_layout", caps.state_layout, ("KV", "VK")),
-        ("state_dtype", caps.state_dtype, tuple(DTYPES)),
-    ]
-    found += [f"{name} must be one of {known}; got {value!r}" for name, value, known in choices if value not in known]
-    if not caps.contracts:
-        found.append("contracts must name at least one")
-    if caps.beta == "logit" and caps.beta_above_one:
-        found.append('beta="logit" gives at most 1, so beta_above_one must be False')
-    if "backward" in caps.operations and (caps.log_base, caps.beta) != ("e", "probability"):
-        found.append('gradients are judged for log_base="e" and beta="probability" only; leave "backward" out')
-    if caps.square and caps.K and caps.V and not set(caps.K) & set(caps.V):
-        found.append(f"square needs a size common to K={caps.K} and V={caps.V}")
-    return found + [complaint for contract in caps.contracts for complaint in _complaints(contract, caps)]
-
-
-def _complaints(contract: Contract, caps: Capabilities) -> list[str]:
-    found = []
-    if contract.io not in DTYPES:
-        found.append(f"io must be one of {tuple(DTYPES)}; got {contract.io!r}")
-    for name in ("operand", "accumulate", "state"):
-        if getattr(contract, name) not in MANTISSA:
-            found.append(f"{name} must be one of {tuple(MANTISSA)}; got {getattr(contract, name)!r}")
-    if contract.decay not in DECAY_FORMS:
-        found.append(f"decay must be one of {DECAY_FORMS}; got {contract.decay!r}")
-    if contract.chunk_size is None and "recurrent" not in caps.operations:
-        found.append('a contract without chunk_size needs the operation "recurrent"')
-    if contract.chunk_size is not None and contract.chunk_size not in (16, 32, 64, 128):
-        found.append(f"chunk_size must be 16, 32, 64, 128 or None; got {contract.chunk_size!r}")
-    if contract.chunk_size is not None and "chunk" not in caps.operations:
-        found.append('a contract with chunk_size needs the operation "chunk"')
-    return found
 
 
 def _module_from_file(path: Path) -> Any:

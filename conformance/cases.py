@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -15,10 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .adapter import Capabilities, Contract
-from .draws import BETAS, GATES, KEYS, VALUES, Draw
+from .capabilities import Capabilities, Contract, FrontForm
+from .draws import BETAS, BIASES, GATES, KEYS, LOGITS, RATES, RAW_GATES, VALUES, Draw
 
 DEFAULT_CHUNK = 64  # of a contract that has no chunks
+SUBJECTS = {
+    "l2norm": "a normalisation of q and k",
+    "softplus": "a softplus gate",
+    "bounded": "a bounded gate",
+    "beta": "a sigmoid of beta",
+    "whole": "normalisation, gate and sigmoid together",
+}
 
 Length = int | str
 
@@ -29,6 +37,8 @@ class Case:
 
     lengths      packed segments (then B = 1), or None for a batch of T tokens
     past_end     rows after the last segment
+    front        what of a kernel's front end the case is about, one of SUBJECTS; then the inputs are raw: raw_gate,
+                 rates (A_log), bias (dt_bias) and logits are drawn for the steps that the kernel does itself
     flags        "exact" (integers, judged bit by bit), "long_sums" (exact in fp32 sums alone), "gradients",
                  "quick", "acceptable" (reported, never failed), "beyond_fp16" (leaves the range of half
                  precision)
@@ -59,14 +69,29 @@ class Case:
     scale: float | None = None
     cotangents: str = "both"
     seed: int = 1
+    front: str | None = None
+    raw_gate: str = "typical"
+    rates: str = "typical"
+    bias: str = "per_channel"
+    logits: str = "typical"
 
     def has(self, flag: str) -> bool:
         return flag in self.flags
 
 
 @dataclass(frozen=True)
+class Raw:
+    """What a front end makes g and beta of, in fp64."""
+
+    gate: Tensor
+    A_log: Tensor
+    dt_bias: Tensor
+    logits: Tensor
+
+
+@dataclass(frozen=True)
 class Tensors:
-    """A case's inputs in fp64."""
+    """A case's inputs in fp64; `raw` where it is about a front end."""
 
     q: Tensor
     k: Tensor
@@ -78,6 +103,7 @@ class Tensors:
     scale: float
     do: Tensor | None = None
     dht: Tensor | None = None
+    raw: Raw | None = None
 
 
 def length_of(length: Length, chunk_size: int) -> int:
@@ -93,6 +119,12 @@ def length_of(length: Length, chunk_size: int) -> int:
 
 def why_not(case: Case, caps: Capabilities, contract: Contract) -> str | None:
     """Why a kernel need not take a case, in words; None if it has to."""
+    if not caps.whole_sequences:
+        return "only decoding is declared"
+    if case.front is not None and not suitable_fronts(case, caps):
+        return f"a front end with {SUBJECTS[case.front]} is not declared"
+    if case.has("exact") and caps.forced_front is not None:
+        return "every call goes through a front end, and activations are not exact"
     if case.lengths is not None and not caps.packed:
         return "packed segments are not declared"
     if case.has("gradients") and "backward" not in caps.operations:
@@ -106,6 +138,18 @@ def why_not(case: Case, caps: Capabilities, contract: Contract) -> str | None:
     if case.has("beyond_fp16") and "fp16" in (contract.io, contract.operand, contract.state):
         return "the values leave the range of fp16"
     return None
+
+
+def suitable_fronts(case: Case, caps: Capabilities) -> list[FrontForm]:
+    """The declared front ends that have what the case is about."""
+    has: dict[str, Callable[[FrontForm], bool]] = {
+        "l2norm": lambda form: form.l2norm_eps is not None,
+        "softplus": lambda form: form.gate == "softplus",
+        "bounded": lambda form: form.gate == "bounded",
+        "beta": lambda form: form.beta is not None,
+        "whole": lambda form: None not in (form.l2norm_eps, form.gate, form.beta),
+    }
+    return [] if case.front is None else [form for form in caps.front_ends if has[case.front](form)]
 
 
 def fitted(case: Case, caps: Capabilities, contract: Contract) -> Case:
@@ -142,7 +186,19 @@ def tensors_of(case: Case) -> Tensors:
         offsets=_offsets(case),
         scale=case.K**-0.5 if case.scale is None else case.scale,
     )
+    if case.front is not None:
+        x = replace(x, raw=_raw(case, x, draw))
     return with_cotangents(x, case) if case.has("gradients") else x
+
+
+def _raw(case: Case, x: Tensors, draw: Callable[[str], Draw]) -> Raw:
+    HV = x.v.shape[2]
+    return Raw(
+        gate=_tensor(RAW_GATES[case.raw_gate](draw("raw"), tuple(x.g.shape))),
+        A_log=_tensor(RATES[case.rates](draw("A_log"), HV)),
+        dt_bias=_tensor(BIASES[case.bias](draw("dt_bias"), (HV, case.K))),
+        logits=_tensor(LOGITS[case.logits](draw("logits"), tuple(x.beta.shape))),
+    )
 
 
 def state_of(kind: str, draw: Draw, shape: tuple[int, ...]) -> Tensor | None:

@@ -129,6 +129,11 @@ def _cycle(d: Draw, s: Shape) -> Array:
     return np.eye(s[3])[slot] * (2 * d.integers(0, 1, *s[:3], 1) - 1)
 
 
+def _lengths(d: Draw, s: Shape) -> Array:
+    """Lengths from 0 to 100: on both sides of an eps of 1e-6 below a root."""
+    return np.array([0.0, 1e-6, 1e-4, 1e-3, 1e-2, 1.0, 100.0])[d.integers(0, 6, *s[:3], 1).astype(np.int64)]
+
+
 KEYS: dict[str, Callable[[Draw, Shape], Array]] = {
     "random": lambda d, s: unit(d.normal(*s)),
     "positive": lambda d, s: unit(d.uniform(*s)),
@@ -143,6 +148,9 @@ KEYS: dict[str, Callable[[Draw, Shape], Array]] = {
     "signed_one_hot": lambda d, s: _one_hot(d, s, 0.4),
     "cycle": _cycle,
     "tiny": lambda d, s: 1e-3 * unit(d.normal(*s)),
+    "faint": lambda d, s: 1e-6 * unit(d.normal(*s)),
+    "unequal": lambda d, s: _lengths(d, s) * unit(d.normal(*s)),
+    "raw": lambda d, s: 2 * d.normal(*s),
     "zero": lambda d, s: np.zeros(s),
     "long": lambda d, s: 1.35 * unit(d.normal(*s)),
     "small_integers": lambda d, s: d.integers(-2, 2, *s),
@@ -159,4 +167,36 @@ VALUES: dict[str, Callable[[Draw, Shape], Array]] = {
     "offset": lambda d, s: d.normal(*s) + 8.0,
     "small_integers": lambda d, s: d.integers(-3, 3, *s),
     "six_bits": lambda d, s: d.integers(0, 63, *s),
+}
+
+# Raw projections, for front ends. Logarithms of rates are drawn as they are, [HV]; biases [HV, K].
+
+RAW_GATES: dict[str, Callable[[Draw, Shape], Array]] = {
+    "zero": lambda d, s: np.zeros(s),
+    "typical": lambda d, s: 2 * d.normal(*s),
+    "wide": lambda d, s: 16 * d.uniform(*s) - 8,
+    "faint": lambda d, s: -14 - 6 * d.uniform(*s),
+    "saturated": lambda d, s: np.array([-1e4, -30.0, 0.0, 30.0])[d.integers(0, 3, *s).astype(np.int64)],
+    "underflow": lambda d, s: (
+        np.where(np.arange(s[2]) % 2 == 0, -200.0, -81.0)[None, None, :, None] + 2 * d.uniform(*s)
+    ),
+}
+
+RATES: dict[str, Callable[[Draw, int], Array]] = {
+    "typical": lambda d, heads: 2.75 * d.uniform(heads),
+    "mild": lambda d, heads: -3.0 + d.uniform(heads),
+    "large": lambda d, heads: 10.0 + 2 * d.uniform(heads),
+    "overflow": lambda d, heads: np.where(np.arange(heads) % 2 == 0, 90.0, 80.0),
+}
+
+BIASES: dict[str, Callable[[Draw, Shape], Array]] = {
+    "zero": lambda d, s: np.zeros(s),
+    "per_channel": lambda d, s: d.normal(*s),
+    "low": lambda d, s: -4.0 + d.normal(*s),
+}
+
+LOGITS: dict[str, Callable[[Draw, Shape], Array]] = {
+    "typical": lambda d, s: 2 * d.normal(*s),
+    "zero": lambda d, s: np.zeros(s),
+    "extreme": lambda d, s: np.array([-20.0, -4.0, 0.0, 4.0, 20.0])[d.integers(0, 4, *s).astype(np.int64)],
 }

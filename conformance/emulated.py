@@ -19,13 +19,14 @@ products off the diagonal blocks, differences on them), "pairwise" takes all dif
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from .adapter import Call, Capabilities, Contract
+from .emulated_front import FRONT_ENDS, FrontSteps
 from .gold import Results
 from .precision import DTYPES, to_format
 
@@ -33,7 +34,7 @@ SUBCHUNK = 16  # rows that share one reference gate
 
 
 @dataclass
-class Emulated:
+class Emulated(FrontSteps):
     """An adapter of an emulated kernel; `rebased` chooses the form of the decays."""
 
     contract: Contract = field(default_factory=lambda: Contract(chunk_size=32))
@@ -41,7 +42,7 @@ class Emulated:
     name: str = "emulated"
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(operations=("chunk", "backward"), contracts=(self.contract,))
+        return Capabilities(operations=("chunk", "backward"), contracts=(self.contract,), front_ends=FRONT_ENDS)
 
     def identity(self) -> str:
         return f"{self.name} ({self.contract})"
@@ -92,7 +93,7 @@ class Emulated:
 
     def heads(self, call: Call) -> tuple[Tensor, ...]:
         group = call.v.shape[2] // call.q.shape[2]
-        q, k, v, g, beta = (x.float() for x in (call.q, call.k, call.v, call.g, call.beta))
+        q, k, v, g, beta = self.front_end(call)
         q, k = (x.repeat_interleave(group, 2) for x in (q, k))
         return self.scale_queries(q, call, v), k, v, self.gate(g), self.strength(beta)
 
@@ -232,7 +233,7 @@ class EmulatedRecurrent(Emulated):
     """The token-by-token kernel: fp32 arithmetic, the state rounded to its format after every token."""
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(operations=("recurrent", "backward"), contracts=(self.contract,))
+        return replace(super().capabilities(), operations=("recurrent", "backward"))
 
     def segment(self, rows: list[Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
         outputs = [rows[2][:, :0]]

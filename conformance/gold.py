@@ -33,7 +33,7 @@ from .adapter import GRADIENTS, STAGES, Contract
 from .envelope import Rounding, rms
 from .limits import FLOOR, PRICE_SAMPLES, SAMPLES
 from .precision import DTYPES, moved_grid, roundoff, to_format
-from .problem import Problem
+from .problem import Inputs, Problem
 
 Results = dict[str, Tensor]
 
@@ -215,10 +215,24 @@ def _rounded_differences(g: Tensor, rounding: ContractRounding) -> Tensor:
     return torch.cat([first, rest], -2).clamp(max=0.0)
 
 
+def rounded_inputs(x: Problem, rounding: ContractRounding) -> Inputs:
+    """q, k, v, g, beta; where a front end inside makes them, with the roundings of its steps."""
+    if x.raw is None:
+        return x.inputs()
+    q, k, g, beta = x.raw()
+    if x.raw.front_end.l2norm_eps is not None:
+        q, k = (rounding.to(y, x.contract.operand) for y in (q, k))
+    if x.raw.front_end.gate is not None:
+        g = rounding.to(g, x.contract.activation)
+    if x.raw.front_end.beta is not None:
+        beta = rounding.to(beta, x.contract.activation)
+    return q, k, x.judge.v, g, beta
+
+
 def _run(x: Problem, rounding: ContractRounding, forward: Callable[[Operands], tuple[Tensor, Tensor]]) -> Results:
     if x.judge.do is None:
         with torch.no_grad(), rounding:
-            o, S = forward(prepare(*x.inputs(), **x.options()))
+            o, S = forward(prepare(*rounded_inputs(x, rounding), **x.options()))
         return {"o": o, "final_state": S}
     assert x.judge.dht is not None
     h0 = torch.zeros_like(x.judge.dht) if x.judge.h0 is None else x.judge.h0

@@ -2,23 +2,38 @@
 
 The kernel gets rounded numbers; the truth is computed from those same numbers in fp64, so that no error of the
 kernel's inputs is held against it. A gate in log2 units or a beta as a logit is converted before rounding, and
-back in fp64 after it.
+back in fp64 after it. Where a kernel's front end does a step itself, it gets what that step starts from, and the
+judge takes the step in fp64.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from .adapter import Call, Capabilities, Contract
-from .cases import Case, Tensors, fitted, tensors_of
+from ..reference.front_end import FrontEnd
+from .adapter import Call, front_end_of
+from .capabilities import Capabilities, Contract, FrontForm
+from .cases import Case, Raw, Tensors, fitted, suitable_fronts, tensors_of
 from .precision import DTYPES
 
-LOGIT_BOUND = 1e4  # sigmoid of it is 1, of its negative 0, in every format
+RAW_BOUND = 1e4  # a sigmoid of it is 1, of its negative 0, in every format; a softplus it or 0
+
+Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+
+
+class RawInputs(NamedTuple):
+    """A front end in fp64, and the q, k, g, beta that it gets."""
+
+    front_end: FrontEnd
+    inputs: tuple[Tensor, Tensor, Tensor, Tensor]
+
+    def __call__(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        return self.front_end(*self.inputs)
 
 
 @dataclass(frozen=True)
@@ -29,52 +44,86 @@ class Problem:
     contract: Contract
     call: Call
     judge: Tensors
+    raw: RawInputs | None = None
 
     @property
-    def key(self) -> tuple[Case, Contract]:
-        return self.case, self.contract
+    def key(self) -> tuple[Case, Contract, FrontForm | None]:
+        return self.case, self.contract, self.call.front
 
     def options(self) -> dict[str, Any]:
         """Keyword arguments of the reference's operators, in fp64."""
         offsets = None if self.judge.offsets is None else torch.tensor(self.judge.offsets)
         return {"scale": self.judge.scale, "initial_state": self.judge.h0, "cu_seqlens": offsets}
 
-    def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    def inputs(self) -> Inputs:
         x = self.judge
         return x.q, x.k, x.v, x.g, x.beta
 
 
-def problem_of(case: Case, caps: Capabilities, contract: Contract, x: Tensors | None = None) -> Problem:
-    """Fit a case to a kernel; `x` replaces the case's own tensors."""
+def problems_of(case: Case, caps: Capabilities, contract: Contract) -> list[Problem]:
+    """A case once, or for every declared front end that has what it is about."""
+    fronts: list[FrontForm | None] = [*suitable_fronts(case, caps)] or [None]
+    return [problem_of(case, caps, contract, front=front) for front in fronts]
+
+
+def problem_of(
+    case: Case, caps: Capabilities, contract: Contract, x: Tensors | None = None, front: FrontForm | None = None
+) -> Problem:
+    """Fit a case to a kernel; `x` replaces the case's own tensors.
+
+    The call goes through `front`, or through the first front end that suits a case about one, or through the one
+    that every call of this kernel goes through.
+    """
     case = fitted(case, caps, contract)
     x = tensors_of(case) if x is None else x
-    narrow, wide = DTYPES[contract.io], torch.float64 if contract.io == "fp64" else torch.float32
-    q, k, v = (y.to(narrow) for y in (x.q, x.k, x.v))
-    g, judged_g = _gate(x.g, wide, caps.log_base)
-    beta, judged_beta = _strength(x.beta, wide, caps.beta)
-    h0 = None if x.h0 is None else x.h0.to(wide if wide == torch.float64 else DTYPES[caps.state_dtype])
+    front = front or (next(iter(suitable_fronts(case, caps)), None) if x.raw is not None else None)
+    call, q, k, g, beta = _call_of(x, caps, contract, front or caps.forced_front)
+    raw = None
+    if call.front is not None:
+        A_log, dt_bias = (None if y is None else y.double() for y in (call.A_log, call.dt_bias))
+        raw = RawInputs(front_end_of(call.front, A_log, dt_bias), (q, k, g, beta))
+        q, k, g, beta = raw()
+    wide = _wide(contract)
     judge = replace(
-        x,
-        q=q.double(),
-        k=k.double(),
-        v=v.double(),
-        g=judged_g,
-        beta=judged_beta,
-        h0=None if h0 is None else h0.double(),
-        do=None if x.do is None else x.do.to(narrow).double(),
+        x, q=q, k=k, v=call.v.double(), g=g, beta=beta, raw=None,
+        h0=None if call.initial_state is None else in_layout(call.initial_state, caps).double(),
+        do=None if x.do is None else x.do.to(call.q.dtype).double(),
         dht=None if x.dht is None else x.dht.to(wide).double(),
-    )
+    )  # fmt: skip
+    return Problem(case, contract, call, judge, raw)
+
+
+def _call_of(
+    x: Tensors, caps: Capabilities, contract: Contract, front: FrontForm | None
+) -> tuple[Call, Tensor, Tensor, Tensor, Tensor]:
+    """The call, and its q, k, g, beta in fp64 and natural log."""
+    narrow, wide = DTYPES[contract.io], _wide(contract)
+    gates = narrow if caps.gate_dtype == "io" else wide
+    unit = x.raw is not None and (front is None or front.l2norm_eps is None)
+    q, k = (unit_rows(y) if unit else y for y in (x.q, x.k))
+    q, k, v = (y.to(narrow) for y in (q, k, x.v))
+    g, judged_g, A_log, dt_bias = _gate(x, gates, caps, front)
+    beta, judged_beta = _strength(x, gates, caps, front)
+    h0 = None if x.h0 is None else x.h0.to(wide if wide == torch.float64 else DTYPES[caps.state_dtype])
     call = Call(
         q, k, v, g, beta,
         scale=x.scale,
         initial_state=None if h0 is None else in_layout(h0, caps),
-        cu_seqlens=None if x.offsets is None else torch.tensor(x.offsets, dtype=torch.int32),
+        cu_seqlens=None if x.offsets is None else torch.tensor(x.offsets, dtype=getattr(torch, caps.packed_dtype)),
         do=None if x.do is None else x.do.to(narrow),
         dht=None if x.dht is None else in_layout(x.dht.to(wide), caps),
         operation="recurrent" if contract.chunk_size is None else "chunk",
         contract=contract,
+        front=front,
+        A_log=None if A_log is None else A_log.to(wide),
+        dt_bias=None if dt_bias is None else dt_bias.to(wide),
     )  # fmt: skip
-    return Problem(case, contract, call, judge)
+    return call, q.double(), k.double(), judged_g, judged_beta
+
+
+def unit_rows(x: Tensor) -> Tensor:
+    """Raw queries and keys for a kernel that takes them normalised; rows of 0 stay."""
+    return x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def in_layout(state: Tensor, caps: Capabilities) -> Tensor:
@@ -98,17 +147,42 @@ def result_shapes(problem: Problem, caps: Capabilities) -> dict[str, tuple[int, 
     return {**per_token, "dbeta": (B, T, HV), "final_state": state, "dh0": state}
 
 
-def _gate(g: Tensor, dtype: torch.dtype, log_base: str) -> tuple[Tensor, Tensor]:
-    if log_base == "e":
-        given = g.to(dtype)
-        return given, given.double()
-    given = (g / math.log(2)).to(dtype)
-    return given, given.double() * math.log(2)
+def _wide(contract: Contract) -> torch.dtype:
+    return torch.float64 if contract.io == "fp64" else torch.float32
 
 
-def _strength(beta: Tensor, dtype: torch.dtype, form: str) -> tuple[Tensor, Tensor]:
-    if form == "probability":
-        given = beta.to(dtype)
+def _gate(
+    x: Tensors, dtype: torch.dtype, caps: Capabilities, front: FrontForm | None
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """g as it is given, the same in fp64 and natural log, and the parameters of a gate inside."""
+    if front is not None and front.gate is not None:
+        HV, K = x.g.shape[2:]
+        raw = x.raw or Raw(raw_gate(x.g, front), torch.zeros(HV), torch.zeros(HV, K), x.beta)
+        given = raw.gate.to(dtype)
+        return given, given.double(), raw.A_log, raw.dt_bias
+    if caps.log_base == "e":
+        given = x.g.to(dtype)
+        return given, given.double(), None, None
+    given = (x.g / math.log(2)).to(dtype)
+    return given, given.double() * math.log(2), None, None
+
+
+def raw_gate(g: Tensor, front: FrontForm) -> Tensor:
+    """What a gate with A_log = 0 and dt_bias = 0 makes g of; what a bounded gate cannot make, at its bound."""
+    if front.gate == "bounded":
+        return torch.logit((g / front.lower_bound).clamp(0, 1)).clamp(-RAW_BOUND, RAW_BOUND)
+    return (torch.log(-torch.expm1(g)) - g).clamp(-RAW_BOUND, RAW_BOUND)
+
+
+def _strength(x: Tensors, dtype: torch.dtype, caps: Capabilities, front: FrontForm | None) -> tuple[Tensor, Tensor]:
+    """beta as it is given, and in fp64 what the front end or the recurrence starts from."""
+    if front is not None and front.beta is not None:
+        largest = 2 if front.beta == "double_sigmoid" else 1
+        logit = x.raw.logits if x.raw else torch.logit((x.beta / largest).clamp(0, 1)).clamp(-RAW_BOUND, RAW_BOUND)
+        given = logit.to(dtype)
         return given, given.double()
-    logit = torch.logit(beta).clamp(-LOGIT_BOUND, LOGIT_BOUND).to(dtype)
+    if caps.beta == "probability":
+        given = x.beta.to(dtype)
+        return given, given.double()
+    logit = torch.logit(x.beta).clamp(-RAW_BOUND, RAW_BOUND).to(dtype)
     return logit, torch.sigmoid(logit.double())

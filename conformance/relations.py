@@ -29,7 +29,7 @@ class Relation:
     id: str
     catches: str
     check: Callable[[Bench], None]
-    needs: str = ""  # "packed", "scaling", "above_one", "backward"
+    needs: str = ""  # words of: packed, scaling, above_one, backward, plain
 
 
 RELATIONS: list[Relation] = []
@@ -47,16 +47,18 @@ def relation(id: str, catches: str, needs: str = "") -> Callable[[Callable[[Benc
 
 def why_not(relation: Relation, bench: Bench) -> str | None:
     """Why a kernel need not keep a relation."""
-    if relation.needs == "packed" and not bench.caps.packed:
+    if not bench.caps.whole_sequences:
+        return "only decoding is declared"
+    if "plain" in relation.needs and bench.caps.forced_front is not None:
+        return "every call goes through a front end, which does not keep it"
+    if "packed" in relation.needs and not bench.caps.packed:
         return "packed segments are not declared"
-    if relation.needs == "scaling" and bench.half:
+    if "scaling" in relation.needs and bench.half:
         return "fp16 has too small a range for scaling to be exact"
-    if relation.needs == "above_one" and not bench.caps.beta_above_one:
+    if "above_one" in relation.needs and not bench.caps.beta_above_one:
         return "beta above 1 is not declared"
-    if relation.needs.startswith("backward") and "backward" not in bench.caps.operations:
+    if "backward" in relation.needs and "backward" not in bench.caps.operations:
         return "backward is not declared"
-    if relation.needs == "backward, scaling" and bench.half:
-        return "fp16 has too small a range for scaling to be exact"
     return None
 
 
@@ -179,7 +181,7 @@ def scaled_values(bench: Bench) -> None:
             must_equal(got[name], factor * want[name], f"{name} of values and state times {factor:g}")
 
 
-@relation("scaled_queries", "a query that enters elsewhere than in the output", "scaling")
+@relation("scaled_queries", "a query that enters elsewhere than in the output", "scaling, plain")
 def scaled_queries(bench: Bench) -> None:
     """q / 2 gives o / 2 and the same state."""
     case = bench.case(B=1, T="C+3")
@@ -202,7 +204,7 @@ def signs(bench: Bench) -> None:
     must_equal(got["final_state"], D[:, None] * want["final_state"], "final_state with signs turned")
 
 
-@relation("reset", "a state or a gate that survives a decay of zero")
+@relation("reset", "a state or a gate that survives a decay of zero", "plain")
 def reset(bench: Bench) -> None:
     """A gate of -1e4 at a chunk's first token makes what follows independent of what came before."""
     case = bench.case(B=1, T="2C+3")
@@ -217,7 +219,7 @@ def reset(bench: Bench) -> None:
     must_equal(got["final_state"], want["final_state"], "final_state after a reset, against a fresh start")
 
 
-@relation("lookup", "a write that adds where it has to replace")
+@relation("lookup", "a write that adds where it has to replace", "plain")
 def lookup(bench: Bench) -> None:
     """Unit keys, beta = 1, no gate: asking for the key just written gives back the value, scaled."""
     case = bench.case(keys="signed_one_hot", gate="zero", beta="one", values="small_integers", state="small_integers")

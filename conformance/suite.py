@@ -21,7 +21,7 @@ from .integers import integer_truth
 from .limits import CASE_SECONDS
 from .precision import DTYPES
 from .probes import BITS_COMMENT, PROBES, Probe, run_bits, run_probe
-from .problem import problem_of
+from .problem import Problem, problem_of, problems_of
 from .relations import RELATIONS, Relation
 from .verdict import Verdict, judge_bits, judge_by_ratio
 
@@ -73,7 +73,7 @@ def all_checks(full: bool = True) -> list[Check]:
     ours = [_case_check(case) for case in subset(full)]
     exact = [check for check in ours if check.tier == "exact"]
     others = [check for check in ours if check.tier != "exact"]
-    bits = Check("probe.bits", "probe", "probes", BITS_COMMENT, run_bits, _always)
+    bits = Check("probe.bits", "probe", "probes", BITS_COMMENT, run_bits, _whole_sequences)
     checks = [*exact, *map(_relation_check, RELATIONS), *map(_closed_form_check, CLOSED_FORMS), *others]
     return [*checks, *map(_probe_check, PROBES), bits]
 
@@ -136,8 +136,8 @@ def checked_identity(adapter: Adapter, bench: Bench) -> str:
     return identity
 
 
-def _always(bench: Bench) -> None:
-    return None
+def _whole_sequences(bench: Bench) -> str | None:
+    return None if bench.caps.whole_sequences else "only decoding is declared"
 
 
 def _case_check(case: Case) -> Check:
@@ -151,9 +151,14 @@ def _case_check(case: Case) -> Check:
 
 
 def _judge_case(case: Case, bench: Bench) -> Verdict:
-    problem = problem_of(case, bench.caps, bench.contract)
     if case.has("acceptable"):
         return _judge_acceptable(case, bench)
+    verdicts = [_judge_problem(problem, bench) for problem in problems_of(case, bench.caps, bench.contract)]
+    return max(verdicts, key=lambda verdict: (verdict.failed, verdict.worst))
+
+
+def _judge_problem(problem: Problem, bench: Bench) -> Verdict:
+    case = problem.case
     got = guarded_run(bench.adapter, problem, bench.caps, seconds=bench.seconds, finite=False)
     if not case.has("exact"):
         return judge_by_ratio(got, problem, case.id, "ratio", price=True)
@@ -198,6 +203,8 @@ def _closed_form_check(form: ClosedForm) -> Check:
 
 def _probe_check(probe: Probe) -> Check:
     def why_not(bench: Bench) -> str | None:
-        return None if probe.applies(bench) else "a kernel without chunks has no cumulative gate"
+        if not probe.applies(bench):
+            return "a kernel without chunks has no cumulative gate"
+        return _whole_sequences(bench)
 
     return Check(probe.id, "probe", "probes", probe.catches, partial(run_probe, probe), why_not)

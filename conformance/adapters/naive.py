@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kimi_linear.conformance.adapter import Call, Capabilities, Contract
+from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
 from kimi_linear.reference.naive import recurrent_kda, recurrent_kda_backward
+
+FRONT_ENDS = (
+    FrontForm(gate="softplus", beta="sigmoid"),
+    FrontForm(gate="bounded", beta="double_sigmoid"),
+    FrontForm(),
+)
 
 
 def capabilities() -> Capabilities:
     formats = [Contract(io=io, operand="fp32", chunk_size=None) for io in ("fp32", "bf16")]
-    return Capabilities(operations=("recurrent", "backward"), contracts=tuple(formats))
+    return Capabilities(operations=("recurrent", "backward"), contracts=tuple(formats), front_ends=FRONT_ENDS)
 
 
 def identity() -> str:
@@ -18,7 +24,7 @@ def identity() -> str:
 
 
 def run(call: Call, want: frozenset[str]) -> dict[str, Tensor]:
-    inputs = (call.q, call.k, call.v, call.g, call.beta)
+    inputs = call.inputs()
     if call.do is not None:
         grads = recurrent_kda_backward(*inputs, call.do, call.dht, **call.forward_options())
         return grads._asdict()

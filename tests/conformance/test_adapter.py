@@ -9,6 +9,8 @@ from kimi_linear.conformance.adapter import (
     BadAdapterError,
     Capabilities,
     Contract,
+    FrontForm,
+    Pool,
     checked_capabilities,
     load_adapter,
 )
@@ -27,6 +29,7 @@ from strange_kernels import (
     WrongShape,
 )
 
+TOKENS = Contract(chunk_size=None)
 TWO = ("shape.T=2", "shape.K=7")
 
 MISBEHAVIOUR = {
@@ -80,7 +83,28 @@ def test_conventions_that_are_declared_wrongly_fail():
     ("caps", "complaint"),
     [
         (Capabilities(operations=("backward",)), "operations must name"),
-        (Capabilities(operations=("chunk", "decode")), "operations must be one of"),
+        (Capabilities(operations=("chunk", "sparse")), "operations must be one of"),
+        (Capabilities(operations=("chunk", "decode")), '"decode" and pool go together'),
+        (Capabilities(pool=Pool()), '"decode" and pool go together'),
+        (Capabilities(operations=("decode",), pool=Pool(nobody=(2**40,)), contracts=(TOKENS,)), "must fit int32"),
+        (Capabilities(operations=("decode",), pool=Pool(drafts=-1), contracts=(TOKENS,)), "drafts must be"),
+        (Capabilities(operations=("decode",), pool=Pool(index="int8"), contracts=(TOKENS,)), "pool index must be"),
+        (Capabilities(plain=False), "needs the front end that every call goes through"),
+        (Capabilities(plain=False, front_ends=(FrontForm(beta="sigmoid"),)), "beta_above_one must be False"),
+        (Capabilities(front_ends=(FrontForm(l2norm_eps=None),)), "does nothing"),
+        (Capabilities(front_ends=(FrontForm(gate="safe"),)), "front_ends gate must be one of"),
+        (Capabilities(front_ends=(FrontForm(gate="bounded", lower_bound=5.0),)), "lower_bound must be negative"),
+        (Capabilities(front_ends=(FrontForm(l2norm_eps=0.0),)), "l2norm_eps must be"),
+        (Capabilities(log_base="2", front_ends=(FrontForm(gate="softplus"),)), "a raw gate has no log base"),
+        (
+            Capabilities(beta="logit", beta_above_one=False, front_ends=(FrontForm(),)),
+            "a sigmoid in every call",
+        ),
+        (Capabilities(refuses=("nonsense",)), "refuses must be one of"),
+        (Capabilities(packed=False, refuses=("packed_order",)), "such a call cannot be made"),
+        (Capabilities(refuses=("slots",)), "there is no pool"),
+        (Capabilities(gate_dtype="bf16"), "gate_dtype must be one of"),
+        (Capabilities(contracts=(Contract(activation="fast"),)), "activation must be one of"),
         (Capabilities(contracts=()), "contracts must name at least one"),
         (Capabilities(contracts=(Contract(io="fp8"),)), "io must be one of"),
         (Capabilities(contracts=(Contract(operand="int8"),)), "operand must be one of"),
