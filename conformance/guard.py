@@ -27,7 +27,8 @@ from .problem import Problem, in_layout, result_shapes, state_format
 RETRY_SECONDS = 0.5  # a first interrupt may fall into code that ignores it, such as a destructor
 CRASH = "raises"  # how the reason of a kernel that raised begins
 STATES = ("final_state", "dh0")
-REFERENCE = str(Path(__file__).parent.parent / "reference")
+_FOLDER = Path(__file__).parent.parent / "reference"
+REFERENCE = tuple(str(_FOLDER / tier) for tier in ("naive", "chunked"))  # what computes, unlike argument checks
 
 
 class KernelFailure(Exception):  # noqa: N818  # a verdict about someone else's code, no error of ours
@@ -158,7 +159,7 @@ def _bytes(x: Tensor) -> Tensor:
 
 
 def runs_the_reference(adapter: Adapter, call: Call, want: frozenset[str], seconds: float) -> str | None:
-    """The first function of this repository's reference that a call enters, or None."""
+    """The first function of this repository's reference tiers that a call enters, or None."""
     entered: list[str] = []
 
     def watch(frame: FrameType, event: str, arg: object) -> None:

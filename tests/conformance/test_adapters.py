@@ -1,0 +1,87 @@
+"""Shipped adapters that run on a CPU: each plugs its kernel in rightly, so a correct kernel passes.
+
+A few checks each, those that a wrong layout, scale, offset or state shows in; whole runs are in
+docs/conformance-matrix.md.
+"""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+from kimi_linear.conformance.adapter import Call, load_adapter
+from kimi_linear.conformance.on_device import moved, run_on
+from kimi_linear.conformance.suite import benches, check_by_id, checked_identity
+
+PACKAGE = "kimi_linear.conformance.adapters"
+WIRING = ("exact.square", "shape.K=7", "values.no_state", "relation.strides")
+PACKED = ("exact.packed",)
+SHORT = ("exact.one_token", "exact.wide", "packing.single_tokens", "packing.all_empty")  # the interpreter is slow
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1" and not torch.cuda.is_available()
+
+CHECKS = {
+    "naive": WIRING + PACKED,
+    "chunked": WIRING + PACKED,
+    "transformers_torch": ("shape.K=7", "values.no_state", "relation.strides"),
+    "onnx_reference": WIRING,
+    "triton_chunk": SHORT,
+    "triton_recurrent": SHORT,
+    "triton_decode": SHORT,
+}
+
+
+def first_bench(name):
+    adapter = load_adapter(f"{PACKAGE}.{name}")
+    return benches(adapter)[0]
+
+
+@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.filterwarnings("ignore")
+def test_an_adapter_speaks_its_kernels_conventions(name):
+    if name.startswith("triton") and not INTERPRETED:
+        pytest.skip("runs kernels on CPU tensors: needs TRITON_INTERPRET=1 and no GPU")
+    bench = first_bench(name)
+    assert checked_identity(bench.adapter, bench)
+    for id in CHECKS[name]:
+        verdict = check_by_id(id)(bench)
+        assert verdict.status == "pass", f"{id}: {verdict.reason}"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="fla is installed")
+def test_an_adapter_without_its_package_says_which_is_missing():
+    with pytest.raises(Exception, match="No module named 'fla'"):
+        load_adapter(f"{PACKAGE}.fla_recurrent")
+
+
+def call_in_poison():
+    """A call whose q is cut out of a buffer of NaN."""
+    q = torch.full((2, 4, 2, 6), torch.nan)[:, 1:, :, ::2]
+    q.copy_(torch.randn(q.shape))
+    return Call(q, q.clone(), torch.randn(2, 3, 2, 5), -torch.rand(2, 3, 2, 3), torch.rand(2, 3, 2), scale=1.0)
+
+
+def test_inputs_travel_with_their_strides_and_the_buffer_around_them():
+    q = call_in_poison().q
+    there = moved(q, "cpu")
+    assert there.data_ptr() != q.data_ptr()
+    assert (there.stride(), there.storage_offset()) == (q.stride(), q.storage_offset())
+    assert torch.equal(there, q)
+    assert there._base is None
+    around = torch.empty(0).set_(there.untyped_storage())
+    assert around.isnan().sum() == 2 * 4 * 2 * 6 - q.numel()
+
+
+def test_what_a_kernel_does_to_its_inputs_elsewhere_shows_here():
+    call = call_in_poison()
+
+    def kernel(there):
+        assert there.q.data_ptr() != call.q.data_ptr()
+        there.k.add_(1)
+        return {"o": there.v, "final_state": torch.zeros(1)}
+
+    k = call.k.clone()
+    results = run_on("cpu", call, kernel)
+    assert torch.equal(call.k, k + 1)
+    assert results["o"].data_ptr() == call.v.data_ptr()
+    assert results["final_state"].item() == 0
