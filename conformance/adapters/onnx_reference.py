@@ -7,6 +7,8 @@ and value head instead), and packed segments. All inputs have one type there, so
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, from_numpy
 
 from kimi_linear.conformance.adapter import Call, Capabilities, Contract
@@ -31,7 +33,7 @@ def run(call: Call, want: frozenset[str]) -> dict[str, Tensor]:
 
     H = call.q.shape[2]
     names = [name if name != "past_state" or call.initial_state is not None else "" for name in INPUTS]
-    options = {"update_rule": "gated_delta", "q_num_heads": H, "kv_num_heads": H, "scale": call.scale}
+    options: dict[str, Any] = {"update_rule": "gated_delta", "q_num_heads": H, "kv_num_heads": H, "scale": call.scale}
     node = make_node("LinearAttention", names, ["output", "present_state"], **options)
     tensors = {"query": call.q, "key": call.k, "value": call.v, "decay": call.g}
     feeds = {name: x.flatten(2).numpy() for name, x in tensors.items()} | {"beta": call.beta.numpy()}
