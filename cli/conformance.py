@@ -13,12 +13,14 @@ import typer
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ..conformance.adapter import BadAdapterError, load_adapter
+from ..conformance.adapter import BadAdapterError
 from ..conformance.catalogue import CASES, by_id
+from ..conformance.isolation import opened
 from ..conformance.limits import CASE_SECONDS
 from ..conformance.museum import bug_named, url_of
+from ..conformance.record import Record
 from ..conformance.report import as_json, repro_script, text
-from ..conformance.suite import all_checks, check_by_id, run_suite
+from ..conformance.suite import Report, all_checks, check_by_id, run_suite
 from ..conformance.waivers import read_waivers
 from .score import score_command
 
@@ -42,21 +44,42 @@ def run(
     ] = None,
     seconds: Annotated[float, typer.Option(help="After which a case hangs.")] = CASE_SECONDS,
     every: Annotated[bool, typer.Option("--every", help="Print each check's ratios, passing ones too.")] = False,
+    isolate: Annotated[
+        bool, typer.Option("--isolate", help="In a process of its own: a crash or a hang in C fails one case.")
+    ] = False,
+    memory: Annotated[
+        float | None, typer.Option(metavar="GIB", min=0.1, help="With --isolate: what it may take once loaded.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Keep verdicts there, and go on from them.")
+    ] = None,
 ) -> None:
-    """Judge a kernel. Exit code 0 when it passes, 1 when it does not, 2 when it cannot be judged."""
+    """Judge a kernel. Exit code 0 when it passes, 1 when it does not, 2 when it cannot be judged.
+
+    Ctrl-C ends the run with what was found so far, and code 2.
+    """
     torch.set_num_threads(1)
     with errors_as_exit_code():
         unknown = set(only or ()) - {check.id for check in all_checks()}
         if unknown:
             raise BadAdapterError(f"no check is called {', '.join(sorted(unknown))}")
-        kernel = load_adapter(adapter)
         excused = {} if waivers is None else read_waivers(waivers)
-        with progress() as tell:
-            report = run_suite(kernel, full or bool(only), only or (), excused, seconds, tell)
-        if json_file is not None:
-            json_file.write_text(json.dumps(as_json(report), indent=2) + "\n")
-        typer.echo(text(report, kernel, adapter, every))
-    raise typer.Exit(PASS if report.ok else FAIL)
+        record = None if resume is None else Record(resume, adapter)
+        with opened(adapter, isolate, seconds, memory) as kernel:
+            with progress() as tell:
+                report = run_suite(kernel, full or bool(only), only or (), excused, seconds, tell, record)
+            if json_file is not None:
+                json_file.write_text(json.dumps(as_json(report), indent=2) + "\n")
+            typer.echo(text(report, kernel, adapter, every))
+    raise typer.Exit(exit_code(report))
+
+
+def exit_code(report: Report) -> int:
+    """What a report says to the shell; an interrupted run says neither pass nor fail."""
+    if report.missing:
+        typer.echo(f"interrupted: {report.missing} checks were not judged", err=True)
+        return ERROR
+    return PASS if report.ok else FAIL
 
 
 @conformance.command("list")

@@ -16,6 +16,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--kda-kernel", metavar="ADAPTER", help="my_kernel.py, my_kernel.py:object or package.module")
     group.addoption("--kda-full", action="store_true", help="All cases and contracts; else those that see most.")
     group.addoption("--kda-waivers", metavar="FILE", help="Known failures, with reasons.")
+    group.addoption("--kda-isolate", action="store_true", help="Run the kernel in a process of its own.")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -23,5 +24,5 @@ def pytest_configure(config: pytest.Config) -> None:
         from ..conformance import plugin
 
         config.pluginmanager.register(plugin, "kda-conformance")
-    elif config.getoption("--kda-full") or config.getoption("--kda-waivers"):
-        raise pytest.UsageError("--kda-full and --kda-waivers need --kda-kernel")
+    elif any(config.getoption(f"--kda-{name}") for name in ("full", "waivers", "isolate")):
+        raise pytest.UsageError("--kda-full, --kda-waivers and --kda-isolate need --kda-kernel")

@@ -9,11 +9,11 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -33,6 +33,14 @@ REFERENCE = tuple(str(_FOLDER / tier) for tier in ("naive", "chunked"))  # what 
 
 class KernelFailure(Exception):  # noqa: N818  # a verdict about someone else's code, no error of ours
     """Why a kernel fails a case before any number is compared."""
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """An adapter whose kernel lives in another process."""
+
+    def there(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
+        """function(adapter, *arguments) in that process."""
 
 
 class _OutOfTime(BaseException):
@@ -93,6 +101,8 @@ def raw_run(
 
     It gets copies of the inputs, or the very tensors, with their strides, where `copy` is False.
     """
+    if isinstance(adapter, Elsewhere):
+        return _raw_run_there(adapter, call, caps, want, seconds, copy)
     private = {name: x.clone() if copy else x for name, x in call.tensors().items()}
     call = call if copy else Call(**{**vars(call), **{name: x.clone() for name, x in private.items()}})
     given = Call(**{**vars(call), **private})
@@ -101,12 +111,30 @@ def raw_run(
             results = adapter.run(given, want)
     except _OutOfTime:
         raise KernelFailure(f"hangs: no result after {seconds:g} s") from None
-    except Exception as error:
+    except KernelFailure:
+        raise
+    except (Exception, SystemExit) as error:
         raise KernelFailure(f"{CRASH} {type(error).__name__}: {str(error)[:300]}") from error
     _check_returned(results, want)
     _check_only_read(call, private, caps)
     _check_fresh(results, private, caps)
     return {name: x.detach().clone() for name, x in results.items() if isinstance(x, Tensor)}
+
+
+def _raw_run_there(
+    adapter: Elsewhere, call: Call, caps: Capabilities, want: frozenset[str], seconds: float, copy: bool
+) -> Results:
+    results, overwritten = adapter.there(_run_and_changes, call, caps, want, seconds, copy, seconds=seconds)
+    for name, x in overwritten.items():
+        call.tensors()[name].copy_(x)
+    return results
+
+
+def _run_and_changes(adapter: Adapter, call: Call, *options: Any) -> tuple[Results, Results]:
+    """The results, and what the kernel wrote into its own inputs."""
+    before = {name: x.clone() for name, x in call.tensors().items()}
+    results = raw_run(adapter, call, *options)
+    return results, {name: x for name, x in call.tensors().items() if not same_bits(x, before[name])}
 
 
 def _check_returned(results: Any, want: frozenset[str]) -> None:
@@ -160,6 +188,10 @@ def _bytes(x: Tensor) -> Tensor:
 
 def runs_the_reference(adapter: Adapter, call: Call, want: frozenset[str], seconds: float) -> str | None:
     """The first function of this repository's reference tiers that a call enters, or None."""
+    if isinstance(adapter, Elsewhere):
+        with suppress(KernelFailure):
+            return adapter.there(runs_the_reference, call, want, seconds, seconds=seconds)
+        return None
     entered: list[str] = []
 
     def watch(frame: FrameType, event: str, arg: object) -> None:
@@ -171,7 +203,7 @@ def runs_the_reference(adapter: Adapter, call: Call, want: frozenset[str], secon
     try:
         with time_limit(seconds):
             adapter.run(call, want)
-    except (Exception, _OutOfTime):  # the cases will say what is wrong; here only the name matters
+    except (Exception, SystemExit, _OutOfTime):  # the cases will say what is wrong; here only the name matters
         return None
     finally:
         sys.setprofile(before)

@@ -1,6 +1,6 @@
 """The suite as pytest items: one a check and contract.
 
-    pytest --pyargs kimi_linear.conformance --kda-kernel my_kernel.py [--kda-full] [--kda-waivers FILE]
+    pytest --pyargs kimi_linear.conformance --kda-kernel my_kernel.py
 
 A check that fails shows its part of the report; one that the kernel does not declare is skipped, with the reason;
 a waived failure is an expected one, and a waiver that is not needed fails. An adapter that cannot be judged is an
@@ -9,6 +9,7 @@ error of collection. The command line's options are in `kimi_linear.cli.pytest_o
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from .adapter import BadAdapterError, load_adapter
+from .adapter import Adapter, BadAdapterError
 from .bench import Bench
+from .isolation import opened
 from .report import EXPLAINED, explain_failure, summary_line
 from .suite import Check, all_checks, benches, checked_identity, waived
 from .verdict import Verdict
@@ -40,7 +42,7 @@ class Suite(pytest.File):
         waivers = self.config.getoption("--kda-waivers")
         torch.set_num_threads(1)
         try:
-            found = benches(load_adapter(where), full)
+            found = benches(self._adapter(where), full)
             checked_identity(found[0].adapter, found[0])
             excused = {} if waivers is None else read_waivers(Path(waivers))
         except (BadAdapterError, ValueError, OSError) as error:
@@ -49,6 +51,12 @@ class Suite(pytest.File):
             for check in all_checks(full):
                 name = f"{check.id}[{bench.contract}]"
                 yield CheckItem.from_parent(self, name=name, check=check, bench=bench, waivers=excused)
+
+    def _adapter(self, where: str) -> Adapter:
+        """The kernel, for as long as the session lasts."""
+        stack = contextlib.ExitStack()
+        self.config.add_cleanup(stack.close)
+        return stack.enter_context(opened(where, self.config.getoption("--kda-isolate")))
 
 
 class CheckItem(pytest.Item):

@@ -22,6 +22,7 @@ from .limits import CASE_SECONDS
 from .precision import DTYPES
 from .probes import BITS_COMMENT, PROBES, Probe, run_bits, run_probe
 from .problem import Problem, problem_of, problems_of
+from .record import Record
 from .relations import RELATIONS, Relation
 from .verdict import Verdict, judge_bits, judge_by_ratio
 
@@ -55,17 +56,18 @@ class Check:
 
 @dataclass
 class Report:
-    """What a run found, in order."""
+    """What a run found, in order; `missing` counts the checks that an interrupt left out."""
 
     identity: str
     verdicts: list[Verdict] = field(default_factory=list)
+    missing: int = 0
 
     def count(self, status: str) -> int:
         return sum(verdict.status == status for verdict in self.verdicts)
 
     @property
     def ok(self) -> bool:
-        return not self.count("fail")
+        return not self.count("fail") and not self.missing
 
 
 def all_checks(full: bool = True) -> list[Check]:
@@ -99,15 +101,25 @@ def run_suite(
     waivers: dict[str, str] | None = None,
     seconds: float = CASE_SECONDS,
     tell: Callable[[str], None] = lambda line: None,
+    record: Record | None = None,
 ) -> Report:
-    """Judge an adapter by every check that it declares. Raises BadAdapterError before the first."""
+    """Judge an adapter by every check that it declares. Raises BadAdapterError before the first.
+
+    With a record, verdicts that it holds are taken from it. An interrupt ends the run; what was found stays.
+    """
     found = benches(adapter, full, seconds)
     report = Report(checked_identity(adapter, found[0]))
+    if record is not None:
+        record.begin(report.identity)
     chosen = [check for check in all_checks(full) if not set(only) or check.id in set(only)]
-    for bench in found:
-        for check in chosen:
+    planned = [(check, bench) for bench in found for check in chosen]
+    try:
+        for check, bench in planned:
             tell(f"{check.id} ({bench.contract})")
-            report.verdicts.append(waived(check(bench), waivers or {}))
+            verdict = check(bench) if record is None else record.judge(check, bench)
+            report.verdicts.append(waived(verdict, waivers or {}))
+    except KeyboardInterrupt:
+        report.missing = len(planned) - len(report.verdicts)
     return report
 
 

@@ -1,7 +1,9 @@
 """Kernels for the tests of the judge: a correct one, and ways to misbehave."""
 
 import contextlib
+import sys
 import time
+from dataclasses import replace
 
 import torch
 
@@ -97,3 +99,26 @@ class Foreign(Correct):
 
     def final_state(self, S, call):
         return S.transpose(-1, -2).contiguous()
+
+
+class Exits(Correct):
+    def run(self, call, want):
+        sys.exit(1)
+
+
+class Unwritten(Correct):
+    """The last token's output is never written."""
+
+    def run(self, call, want):
+        results = super().run(call, want)
+        o = torch.empty_like(results["o"])
+        o[:, :-1] = results["o"][:, :-1]
+        return {**results, "o": o}
+
+
+class AssumesContiguous(Correct):
+    """Takes q's memory as it lies."""
+
+    def run(self, call, want):
+        memory = call.q.as_strided(call.q.shape, torch.empty(call.q.shape).stride())
+        return super().run(replace(call, q=memory), want)
