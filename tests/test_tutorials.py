@@ -49,6 +49,7 @@ def test_the_notebook_runs(source):
     assert not complaints
     for template, answer in zip(cells(notebook, "code", "exercise"), cells(notebook, "code", "answer"), strict=True):
         assert "not yet; this one is yours to write" in printed(template)
+        assert [output.output_type for output in template.outputs] == ["stream"]
         assert ": right" in printed(answer)
         assert "not yet; this one is yours" not in printed(answer)
         assert "not yet; " in printed(answer), "an answer cell also shows a slip that the checker finds"

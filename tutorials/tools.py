@@ -81,11 +81,24 @@ def expect_close(got: Any, want: torch.Tensor, name: str) -> None:
     expect(error <= 1e-5 * max(size, 1e-30), f"{name} is off by {error:.3g}; the right values reach {size:.3g}")
 
 
-def checker(check: Callable[[Any], None]) -> Callable[[Any], bool]:
+class Verdict:
+    """True or false in an `assert`; at the end of a cell it shows nothing, since the checker has printed it."""
+
+    def __init__(self, right: bool) -> None:
+        self.right = right
+
+    def __bool__(self) -> bool:
+        return self.right
+
+    def _ipython_display_(self) -> None:
+        pass
+
+
+def checker(check: Callable[[Any], None]) -> Callable[[Any], Verdict]:
     """Make a checker of an exercise: it says whether the answer is right, and never stops the notebook."""
 
     @functools.wraps(check)
-    def report(answer: Any) -> bool:
+    def report(answer: Any) -> Verdict:
         try:
             check(answer)
         except NotImplementedError:
@@ -96,8 +109,8 @@ def checker(check: Callable[[Any], None]) -> Callable[[Any], bool]:
             problem = f"it raised {type(error).__name__}: {error}"
         else:
             print(f"{check.__name__}: right")
-            return True
+            return Verdict(True)
         print(f"{check.__name__}: not yet; {problem}")
-        return False
+        return Verdict(False)
 
     return report
