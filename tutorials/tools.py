@@ -78,7 +78,7 @@ def expect_close(got: Any, want: torch.Tensor, name: str) -> None:
     expect(got.shape == want.shape, f"{name} must be {list(want.shape)}, got {list(got.shape)}")
     error = (got.double() - want.double()).abs().max().item()
     size = want.double().abs().max().item()
-    expect(error <= 1e-5 * max(size, 1e-30), f"{name} is off by {error:.3g}; the right values reach {size:.3g}")
+    expect(error <= 1e-5 * size + 1e-12, f"{name} is off by {error:.3g}; the right values reach {size:.3g}")
 
 
 class Verdict:
