@@ -14,14 +14,16 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ..conformance.adapter import BadAdapterError
-from ..conformance.catalogue import CASES, by_id
+from ..conformance.catalogue import CASES
 from ..conformance.isolation import opened
 from ..conformance.limits import CASE_SECONDS
 from ..conformance.museum import bug_named, url_of
+from ..conformance.page import page
 from ..conformance.record import Record
-from ..conformance.report import as_json, repro_script, text
+from ..conformance.report import as_json, explain_failures, text
 from ..conformance.suite import Report, all_checks, check_by_id, run_suite
 from ..conformance.waivers import read_waivers
+from .repro import repro_command
 from .score import score_command
 
 PASS, FAIL, ERROR = 0, 1, 2
@@ -43,6 +45,10 @@ def run(
         Path | None, typer.Option(metavar="FILE", exists=True, help="Known failures, with reasons.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="After which a case hangs.")] = CASE_SECONDS,
+    report_file: Annotated[
+        Path | None,
+        typer.Option("--report", metavar="FILE", dir_okay=False, help="Write one HTML page with pictures."),
+    ] = None,
     every: Annotated[bool, typer.Option("--every", help="Print each check's ratios, passing ones too.")] = False,
     isolate: Annotated[
         bool, typer.Option("--isolate", help="In a process of its own: a crash or a hang in C fails one case.")
@@ -68,9 +74,12 @@ def run(
         with opened(adapter, isolate, seconds, memory) as kernel:
             with progress() as tell:
                 report = run_suite(kernel, full or bool(only), only or (), excused, seconds, tell, record)
+                explained = explain_failures(report, kernel, adapter, seconds, tell=tell)
             if json_file is not None:
-                json_file.write_text(json.dumps(as_json(report), indent=2) + "\n")
-            typer.echo(text(report, kernel, adapter, every))
+                json_file.write_text(json.dumps(as_json(report, explained), indent=2) + "\n")
+            if report_file is not None:
+                report_file.write_text(page(report, explained, adapter))
+            typer.echo(text(report, kernel, adapter, every, explained))
     raise typer.Exit(exit_code(report))
 
 
@@ -105,16 +114,7 @@ def explain(check: Annotated[str, typer.Argument(metavar="CHECK")]) -> None:
                 typer.echo(", ".join(f"{name}={getattr(case, name)}" for name in knobs))
 
 
-@conformance.command()
-def repro(
-    case: Annotated[str, typer.Argument(metavar="CASE")],
-    adapter: Annotated[str, typer.Option(help="The kernel to run in it.")] = "my_kernel.py",
-) -> None:
-    """A short script that runs one case of the catalogue."""
-    with errors_as_exit_code():
-        typer.echo(repro_script(by_id(case), adapter), nl=False)
-
-
+conformance.command("repro")(repro_command)
 conformance.command("score")(score_command)
 
 

@@ -42,9 +42,9 @@ class Growth:
         span = f"(x{self.gain:.2g} from the first to the last bad token)"
         return {
             "not finite": "reaches inf or NaN",
-            "unknown": "too few tokens to tell growth",
-            "irregular": "irregular: no law of growth fits",
-            "constant": "constant: not accumulation",
+            "unknown": "has too few tokens to tell growth",
+            "irregular": "is irregular: no law of growth fits",
+            "constant": "is constant: not accumulation",
             "fades": f"fades, x{self.rate:.3g} a token {span}",
             "exponential": f"grows, exponential, x{self.rate:.3g} a token {span}",
             "linear": f"grows, linear {span}",

@@ -75,12 +75,12 @@ def locate(ratio: Tensor, name: str, limit: float, problem: Problem, by_channel:
     ratio = torch.where(ratio.isnan(), torch.zeros_like(ratio), ratio)
     bad = ratio > limit
     find = _place_of_token if name in PER_TOKEN else _place_in_state
-    place = find(ratio, bad, name, problem)
+    place = find(ratio, bad, name, limit, problem)
     words = () if by_channel is None else channels_in_words(by_channel[bad], limit, name)
     return Place(**{**vars(place), "spread": (*place.spread, *words)})
 
 
-def _place_in_state(ratio: Tensor, bad: Tensor, name: str, problem: Problem) -> Place:
+def _place_in_state(ratio: Tensor, bad: Tensor, name: str, limit: float, problem: Problem) -> Place:
     N, HV, K = bad.shape
     segments, heads, channels = (indices(bad.any(dim)) for dim in _other_dims(bad))
     packed = problem.judge.offsets is not None
@@ -96,12 +96,12 @@ def _place_in_state(ratio: Tensor, bad: Tensor, name: str, problem: Problem) -> 
     )  # fmt: skip
 
 
-def _place_of_token(ratio: Tensor, bad: Tensor, name: str, problem: Problem) -> Place:
+def _place_of_token(ratio: Tensor, bad: Tensor, name: str, limit: float, problem: Problem) -> Place:
     grid, backwards = grid_of(problem), name in FROM_THE_END
     t, b, head = first_in_time(bad, backwards)
     here, heads = bad.any(2), indices(bad.any(0).any(0))
     curve = onset_curve(ratio, grid, (b, t), backwards)
-    growth = fit_growth(curve)
+    growth = fit_growth(curve if limit else [])  # bits are right or wrong: there is nothing to grow
     earlier = ratio[:, t + 1 :] if backwards else ratio[:, :t]
     group = problem.case.group if ratio.shape[2] == problem.judge.v.shape[2] else 1
     segments = sorted(set(grid.segment[here].tolist()) - {-1})
@@ -112,7 +112,7 @@ def _place_of_token(ratio: Tensor, bad: Tensor, name: str, problem: Problem) -> 
     return Place(
         name, (b, t, head), ratio.max().item(), int(bad.sum()), bad.numel(), tuple(heads), tuple(segments),
         tuple(words), **_address(grid, b, t), ratio_before=earlier.max().item() if earlier.numel() else 0.0,
-        law=growth.law, rate=growth.rate, growth=str(growth),
+        law=growth.law, rate=growth.rate, growth=str(growth) if limit else "",
     )  # fmt: skip
 
 

@@ -72,7 +72,7 @@ class Report:
 
 def all_checks(full: bool = True) -> list[Check]:
     """Every check, or those of a quick run."""
-    ours = [_case_check(case) for case in subset(full)]
+    ours = [case_check(case) for case in subset(full)]
     exact = [check for check in ours if check.tier == "exact"]
     others = [check for check in ours if check.tier != "exact"]
     bits = Check("probe.bits", "probe", "probes", BITS_COMMENT, run_bits, _whole_sequences)
@@ -152,9 +152,10 @@ def _whole_sequences(bench: Bench) -> str | None:
     return None if bench.caps.whole_sequences else "only decoding is declared"
 
 
-def _case_check(case: Case) -> Check:
+def case_check(case: Case, price: bool = True) -> Check:
+    """The check of a case, of the catalogue or any other; `price`: with ratio_rec."""
     tier = "exact" if case.has("exact") else "ratio"
-    judge = partial(_judge_case, case)
+    judge = partial(_judge_case, case, price)
     return Check(
         case.id, tier, case.family, case.comment, judge,
         lambda bench: cases.why_not(case, bench.caps, bench.contract),
@@ -162,18 +163,18 @@ def _case_check(case: Case) -> Check:
     )  # fmt: skip
 
 
-def _judge_case(case: Case, bench: Bench) -> Verdict:
+def _judge_case(case: Case, price: bool, bench: Bench) -> Verdict:
     if case.has("acceptable"):
         return _judge_acceptable(case, bench)
-    verdicts = [_judge_problem(problem, bench) for problem in problems_of(case, bench.caps, bench.contract)]
+    verdicts = [_judge_problem(problem, price, bench) for problem in problems_of(case, bench.caps, bench.contract)]
     return max(verdicts, key=lambda verdict: (verdict.failed, verdict.worst))
 
 
-def _judge_problem(problem: Problem, bench: Bench) -> Verdict:
+def _judge_problem(problem: Problem, price: bool, bench: Bench) -> Verdict:
     case = problem.case
     got = guarded_run(bench.adapter, problem, bench.caps, seconds=bench.seconds, finite=False)
     if not case.has("exact"):
-        return judge_by_ratio(got, problem, case.id, "ratio", price=True)
+        return judge_by_ratio(got, problem, case.id, "ratio", price)
     want = integer_truth(problem)
     want["o"] = want["o"].to(DTYPES[bench.contract.io]).double()
     return judge_bits(got, want, problem, case.id, "exact")

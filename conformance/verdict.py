@@ -10,7 +10,7 @@ from torch import Tensor
 from .adapter import GRADIENTS, Contract
 from .envelope import error_ratio
 from .gold import Results, envelopes_of, rows_of, truth_of
-from .limits import FORWARD_RATIO, GRADIENT_RATIO
+from .limits import FORWARD_RATIO, GRADIENT_RATIO, word_for
 from .place import PER_TOKEN, Place, locate
 from .problem import Problem
 
@@ -39,6 +39,15 @@ class Verdict:
     @property
     def worst(self) -> float:
         return max(self.ratios.values(), default=0.0)
+
+
+def summary_line(verdict: Verdict) -> str:
+    """One verdict in one line, with its ratios, also where it passes."""
+    ratios = ", ".join(f"{name} {ratio:.2f}" for name, ratio in verdict.ratios.items())
+    word = f" ({word_for(verdict.worst, verdict.limit)})" if verdict.tier in ("ratio", "limit") and ratios else ""
+    price = "" if verdict.price is None else f", ratio_rec {verdict.price:.2f}"
+    reason = f": {verdict.reason}" if verdict.reason else ""
+    return f"{verdict.status.upper():10} {verdict.id:28} {ratios}{price}{word}{reason}"
 
 
 def limit_of(name: str) -> float:

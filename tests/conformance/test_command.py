@@ -53,7 +53,6 @@ def test_list_explain_and_repro_say_what_a_check_is():
     assert "keys.cosine_0.99" in listed
     assert len(command("list", "--quick").stdout.splitlines()) < len(listed.splitlines())
     assert "tt-metal #54813" in command("explain", "keys.cosine_0.99").stdout
-    assert 'by_id("gate.slow")' in command("repro", "gate.slow").stdout
     assert command("explain", "no.such.check").exit_code == 2
 
 
@@ -63,3 +62,29 @@ def test_a_false_alarm_voids_the_score(alarms):
     said = "\n".join(score_lines(score))
     assert ("VOID" in said) == bool(alarms)
     assert "1 of 1 bugs seen" in said
+
+
+def test_repro_gives_a_script_of_the_smallest_failure_for_every_kind_of_check(tmp_path):
+    whole = command("repro", "relation.reset")
+    assert whole.exit_code == 0
+    assert "load_adapter('my_kernel.py')" in whole.stdout
+    failing = command("repro", "gate.channel_ramp", "--adapter", WRONG)
+    assert failing.exit_code == 0
+    assert "made smaller" in failing.stdout
+    assert "chunk_size=32" in failing.stdout
+    passing = command("repro", "shape.T=2", "--adapter", WRONG)
+    assert "does not fail shape.T=2" in passing.stderr
+    assert "made smaller" not in passing.stdout
+    assert command("repro", "no.such.check").exit_code == 2
+    assert command("repro", "gate.slow", "--adapter", "nowhere.py").exit_code == 2
+
+
+def test_a_page_and_json_come_with_the_explanations_that_the_text_has(tmp_path):
+    page, file = tmp_path / "out.html", tmp_path / "out.json"
+    found = command("run", WRONG, "--only", "gate.channel_ramp", "--report", str(page), "--json", str(file))
+    assert found.exit_code == 1
+    assert "smallest failing case" in found.stdout
+    (failure,) = json.loads(file.read_text())["failures"]
+    assert failure["smallest"]["reason"] in found.stdout
+    assert failure["smallest"]["reason"] in page.read_text()
+    assert "a deliberately wrong kernel" in page.read_text()
