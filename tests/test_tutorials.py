@@ -110,13 +110,19 @@ def test_a_checker_reports_and_does_not_stop_the_notebook(capsys):
 
     assert check_double(lambda x: 2 * x)
     assert not check_double(lambda x: x)
+
+    def wrapped(x):  # as Triton's interpreter hands an error on
+        raise RuntimeError from NotImplementedError()
+
     assert not check_double(unwritten)
     assert not check_double(lambda x: x / 0)
+    assert not check_double(wrapped)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "check_double: right"
     assert lines[1] == "check_double: not yet; double(2) must be 4, got 2"
     assert lines[2] == "check_double: not yet; this one is yours to write"
     assert lines[3].startswith("check_double: not yet; it raised ZeroDivisionError")
+    assert lines[4] == lines[2]
 
 
 def test_a_picture_without_a_label_is_an_error():
