@@ -81,7 +81,8 @@ def on_page_content(html: str, **_: Any) -> str:
 def mathml(formula: str, block: bool) -> str:
     """A formula in LaTeX, as it stands in the page's HTML, in MathML."""
     display = "block" if block else "inline"
-    return latex2mathml.converter.convert(html.unescape(formula), display=display)
+    known = html.unescape(formula).replace("{aligned}", "{align*}")  # GitHub's name for it, and the converter's
+    return latex2mathml.converter.convert(known, display=display)
 
 
 def uri_of(path: Path) -> str:

@@ -50,6 +50,9 @@ def test_a_formula_becomes_mathml():
     assert "<math" in page
     assert "<mo>&#x0003C;</mo>" in page
     assert "arithmatex" not in page
+    block = hooks.mathml(r"\begin{aligned} S &= A \\ o &= B \end{aligned}", block=True)
+    assert block.count("<mtr>") == 2
+    assert "&<" not in block
 
 
 def test_links_lead_to_pages_but_stay_as_they_are_in_code():
