@@ -107,7 +107,11 @@ class Tensors:
 
 
 def length_of(length: Length, chunk_size: int) -> int:
-    """A length in tokens: a number, or "3C-1", "C/4+1"."""
+    """A length in tokens: a number, or "3C-1", "C/4+1".
+
+    >>> length_of("2C+1", 64), length_of("C/4-1", 64), length_of(61, 64)
+    (129, 15, 61)
+    """
     if isinstance(length, int):
         return length
     match = re.fullmatch(r"(\d*)C(?:/(\d+))?([+-]\d+)?", length)

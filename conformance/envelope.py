@@ -140,5 +140,9 @@ def in_precision(limit: Tensor, of: torch.dtype, wanted: torch.dtype) -> Tensor:
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:
-    """The largest relative error of one rounding to nearest: half of eps."""
+    """The largest relative error of one rounding to nearest: half of eps.
+
+    >>> unit_roundoff(torch.bfloat16)
+    0.00390625
+    """
     return torch.finfo(dtype).eps / 2

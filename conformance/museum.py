@@ -63,7 +63,11 @@ def bug_named(link: str) -> Bug:
 
 
 def url_of(link: str) -> str:
-    """The thread's address. GitHub leads from an issue's address to a pull request's."""
+    """The thread's address. GitHub leads from an issue's address to a pull request's.
+
+    >>> url_of("vllm #41292")
+    'https://github.com/vllm-project/vllm/issues/41292'
+    """
     project, _, number = link.partition(" #")
     owners = _data()["owners"]
     if project not in owners or not number.isdigit():

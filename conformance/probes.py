@@ -56,10 +56,12 @@ def _with(problem: Problem, **tensors: Tensor) -> Problem:
 
 
 def beta_in_bf16(problem: Problem) -> Problem:
+    """beta rounded to bf16."""
     return _with(problem, beta=to_format(problem.judge.beta, "bf16"))
 
 
 def gate_in_bf16(problem: Problem) -> Problem:
+    """The gate rounded to bf16."""
     return _with(problem, g=to_format(problem.judge.g, "bf16"))
 
 
@@ -73,6 +75,7 @@ def cumulative_gate_in_bf16(problem: Problem) -> Problem:
 
 
 def log2e_in_bf16(problem: Problem) -> Problem:
+    """Gates times log2(e) as bf16 holds it, over log2(e)."""
     return _with(problem, g=problem.judge.g * (LOG2E_BF16 * math.log(2)))
 
 

@@ -43,7 +43,7 @@ def chunk_kda(
     Shapes, dtypes and errors as in `kimi_linear.reference.contract`, and what only the contents tell is not
     checked: g must be <= 0 (natural log), cu_seqlens must not decrease. fp16, bf16 and fp32, K and V up to 256.
     Matrix operands have the dtype of q, sums and the state are fp32. o has the dtype of v. Forward only: an
-    input that requires a gradient is refused.
+    input that requires a gradient is refused. Section 3, arXiv:2510.26692.
     """
     dims = checked_dims(
         q,

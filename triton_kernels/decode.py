@@ -312,7 +312,8 @@ def decode_step(
 ) -> Float[Tensor, "B T HV V"]:
     """Advance sequences by their next tokens, states in `state_pool` updated in place, and return o.
 
-    q, k, v, g, beta, front_end and scale are as in the contract: N = B sequences of T tokens each, or N packed
+    q, k, v, g (natural log), beta, front_end and scale are as in `kimi_linear.reference.contract`, and so are
+    shapes and errors; the step is Eq. (1), arXiv:2510.26692. N = B sequences of T tokens each, or N packed
     ones of any lengths with cu_seqlens and B = 1. T is 1 in plain decoding, 1 + drafts in speculation. The pool
     is fp32 or bf16, of any strides; arithmetic is fp32, and a state is rounded only where it is stored.
 

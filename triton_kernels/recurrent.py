@@ -229,8 +229,9 @@ def fused_recurrent_kda(
     output_final_state: bool = False,
     cu_seqlens: Int[Tensor, " N_plus_1"] | None = None,
 ) -> tuple[Float[Tensor, "B T HV V"], Float[Tensor, "N HV K V"] | None]:
-    """Kimi Delta Attention token by token, in one kernel; arguments and results as in the contract.
+    """Kimi Delta Attention token by token, in one kernel. Eq. (1), arXiv:2510.26692.
 
+    Shapes, dtypes and errors as in `kimi_linear.reference.contract`; g is in natural log.
     fp16, bf16 or fp32 inputs of any strides; arithmetic, state and sums in fp32; K up to 256. Forward only: an
     input that requires a gradient is refused. Contents are never read on the host, so a call can be captured
     in a CUDA graph; gates above 0 and offsets out of order are the caller's to avoid.

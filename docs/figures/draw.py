@@ -8,6 +8,7 @@ folders.svg     the folders and who imports whom
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -117,6 +118,45 @@ def time() -> Figure:
     return figure
 
 
+def speed() -> Figure:
+    """Forward on a GPU and on a CPU, from the records of benchmarks/."""
+    record = json.loads((time_model.RESULTS / "gpu.json").read_text())["times"]
+    gpu = {(x["candidate"], x["gate"]): x["ms"] for x in record if x["shape"] == "B=1 T=8192 H=32"}
+    cpu = json.loads((time_model.RESULTS / "cpu.json").read_text())["seconds"]["2048"]
+    left = {
+        "softplus gate": (gpu["ours", "softplus"], gpu["fla", "softplus"]),
+        "bounded gate": (gpu["ours", "bounded"], gpu["fla", "bounded"]),
+    }
+    names = ("ours: chunk_kda", "transformers: chunk"), ("ours: chunk_kda_backward", "transformers: chunk, autograd")
+    right = {
+        title: tuple(1e3 * cpu[name]["median"] for name in pair)
+        for title, pair in zip(("forward", "gradients"), names, strict=True)
+    }
+    figure, axes = plt.subplots(1, 2, figsize=(9.2, 2.3))
+    bars(axes[0], left, "fla 0.6.0", "H200, bf16, T = 8192, 32 heads: ms a call")
+    axes[1].set_xscale("log")
+    bars(axes[1], right, "transformers 5.24", "two CPU cores, fp32, T = 2048: ms a call, log scale")
+    axes[1].set_xlim(50, 900_000)
+    figure.subplots_adjust(0.12, 0.05, 0.985, 0.87, wspace=0.26)
+    return figure
+
+
+def bars(ax: Axes, pairs: dict[str, tuple[float, float]], peer: str, title: str) -> None:
+    """Two bars a row, ours above a peer's, with their lengths written at their ends."""
+    for row, (mine, theirs) in enumerate(pairs.values()):
+        for y, value, color, who in ((row - 0.2, mine, PARALLEL, "ours"), (row + 0.2, theirs, "#b9c2d0", peer)):
+            ax.barh(y, value, 0.36, color=color)
+            text = f"{value:.3f}" if value < 10 else f"{value:,.0f}"
+            ax.annotate(f"{text}  {who}", (value, y), (5, 0), textcoords="offset points", va="center", fontsize=8.5)
+    ax.set_yticks(range(len(pairs)), list(pairs))
+    ax.set_title(title, fontsize=9.5, loc="left")
+    ax.invert_yaxis()
+    ax.xaxis.set_visible(False)
+    ax.margins(x=0.35)
+    for side in ("top", "right", "bottom"):
+        ax.spines[side].set_visible(False)
+
+
 def folders() -> Figure:
     """Who imports whom: an arrow leads from a folder to what it may import."""
     figure, ax = canvas(8.2, 3.9)
@@ -141,7 +181,7 @@ def folders() -> Figure:
     return figure
 
 
-FIGURES = {"stages": stages, "halving": halving, "time": time, "folders": folders}
+FIGURES = {"stages": stages, "halving": halving, "time": time, "speed": speed, "folders": folders}
 
 
 def draw(folder: Path) -> None:

@@ -134,9 +134,10 @@ def chunk_kda_backward(
 ) -> KDAGradients:
     """Gradients of <o, do> + <final_state, dht> for the operator's inputs, from the chunk form.
 
-    Inputs as for `chunk_kda` without a front end; do like o, dht like final_state (None: zero). The forward
-    stages are recomputed. Gradients come in the compute dtype (fp32, or fp64 for fp64 inputs); dh0 is given
-    also where initial_state is None, as the gradient at a zero state. Rows past the last offset give 0.
+    Shapes and errors as for `chunk_kda`, without a front end, g in natural log; do like o, dht like final_state
+    (None: zero). The forward stages are recomputed. Gradients come in the compute dtype (fp32, or fp64 for fp64
+    inputs); dh0 is given also where initial_state is None, as the gradient at a zero state. Rows past the last
+    offset give 0. The adjoint of section 3, arXiv:2510.26692.
     """
     check_chunk_size(chunk_size)
     x = prepare(q, k, v, g, beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens)

@@ -117,9 +117,10 @@ def recurrent_kda_backward(
 ) -> KDAGradients:
     """Gradients of <o, do> + <final_state, dht> for the operator's inputs, by the reverse recurrence.
 
-    Inputs as for `recurrent_kda` without a front end; do like o, dht like final_state (None: zero).
-    Gradients come in the compute dtype (fp32, or fp64 for fp64 inputs). dh0 is given also where
-    initial_state is None, as the gradient at a zero state. Rows past the last offset give 0.
+    Shapes and errors as for `recurrent_kda`, without a front end, g in natural log; do like o, dht like
+    final_state (None: zero). Gradients come in the compute dtype (fp32, or fp64 for fp64 inputs). dh0 is given
+    also where initial_state is None, as the gradient at a zero state. Rows past the last offset give 0.
+    The adjoint of Eq. (1), arXiv:2510.26692.
     """
     x = prepare(q, k, v, g, beta, scale=scale, initial_state=initial_state, cu_seqlens=cu_seqlens)
     check_output_grads(do, dht, q, x.dims)

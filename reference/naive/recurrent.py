@@ -33,7 +33,17 @@ def kda_step(
     beta_t: Float[Tensor, "B HV"],
     scale: float,
 ) -> tuple[Float[Tensor, "B HV V"], Float[Tensor, "B HV K V"]]:
-    """One token: return (o_t, S). g_t is a log decay (natural log), beta_t a write strength."""
+    """One token: return (o_t, S). g_t is a log decay (natural log), beta_t a write strength.
+
+    The second write to a key replaces the first:
+
+    >>> k, beta = torch.ones(1, 1, 1), torch.ones(1, 1)
+    >>> S = torch.zeros(1, 1, 1, 1)
+    >>> for value in (3.0, 5.0):
+    ...     o, S = kda_step(S, k, k, torch.full((1, 1, 1), value), torch.zeros(1, 1, 1), beta, scale=1.0)
+    >>> o.item()
+    5.0
+    """
     decay = rearrange(torch.exp(g_t), "b h k -> b h k 1")
     S = decay * S
     pred = einsum(S, k_t, "b h k v, b h k -> b h v")  # S^T k
@@ -81,7 +91,7 @@ def recurrent_kda(
     or in fp64 for fp64 inputs. o has the dtype of v; final_state is fp32 (fp64) and None unless asked for.
 
     T = 0 returns an empty o and the initial state. An empty packed segment passes its state through; rows
-    past the last offset give 0. Works under autograd, to any order.
+    past the last offset give 0. Works under autograd, to any order. Eq. (1), arXiv:2510.26692.
     """
     x = prepare(
         q,
