@@ -14,10 +14,12 @@ Formulas ($..$, $$..$$) become MathML while the site is built: no script, nothin
 
 from __future__ import annotations
 
+import base64
 import functools
 import html
 import os
 import re
+import textwrap
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -25,7 +27,6 @@ import jupytext
 import latex2mathml.converter
 import nbformat
 from mkdocs.structure.files import File, Files
-from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("reference", "triton_kernels", "conformance", "cli", "integrations")
@@ -124,15 +125,28 @@ def notebook(path: Path, uri: str) -> dict[str, str | bytes]:
     """A tutorial as a page, with its pictures; outputs only where it has been run."""
     executed = ROOT / "build" / "notebooks" / f"{path.stem}.ipynb"
     content = nbformat.read(executed, as_version=4) if executed.is_file() else jupytext.read(path)
-    for cell in content.cells:
-        if cell.cell_type == "markdown":
-            cell.source = rewritten(cell.source, path, uri)
-    text, resources = MarkdownExporter().from_notebook_node(content)
     pages: dict[str, str | bytes] = {}
-    for name, picture in resources["outputs"].items():
-        text = text.replace(f"]({name})", f"]({path.stem}_{name})")
-        pages[f"tutorials/{path.stem}_{name}"] = picture
-    return {uri: text, **pages}
+    parts: list[str] = []
+    for number, cell in enumerate(content.cells):
+        if cell.cell_type == "markdown":
+            parts.append(rewritten(cell.source, path, uri))
+            continue
+        text = f"```python\n{cell.source}\n```\n"
+        for output in cell.get("outputs", []):
+            text += shown(output, f"{path.stem}_{number}.png", pages)
+        folded = "answer" in cell.metadata.get("tags", [])
+        parts.append(f'??? example "Answer"\n\n{textwrap.indent(text, "    ")}' if folded else text)
+    return {uri: "\n\n".join(parts), **pages}
+
+
+def shown(output: Any, picture: str, pages: dict[str, str | bytes]) -> str:
+    """What a cell printed or drew; a picture goes to `pages`."""
+    data = output.get("data", {})
+    if "image/png" in data:
+        pages[f"tutorials/{picture}"] = base64.b64decode(data["image/png"])
+        return f"\n![what the cell draws]({picture})\n"
+    text = output.get("text") or data.get("text/plain", "")
+    return f"\n```text\n{text.rstrip()}\n```\n" if text.strip() else ""
 
 
 def linked(path: Path) -> list[Path]:

@@ -68,3 +68,16 @@ def test_columns_of_a_docstring_become_code_and_prose_does_not():
     prose = "One sentence of two\nlines.\n"
     assert with_columns(prose) == prose
     assert with_columns("q, k   queries\nv      values,\n       and more\n").startswith("    q, k   queries\n    v")
+
+
+def test_what_a_tutorial_prints_and_draws_is_on_its_page():
+    shown, pages = load("build_site").shown, {}
+    assert shown({"output_type": "stream", "text": "four\n"}, "p.png", pages) == "\n```text\nfour\n```\n"
+    assert "](p.png)" in shown({"data": {"image/png": "aGk=", "text/plain": "<Figure>"}}, "p.png", pages)
+    assert pages == {"tutorials/p.png": b"hi"}
+
+
+def test_answers_of_exercises_are_folded(site):
+    page = (site / "tutorials" / "01_from_softmax_to_a_state.html").read_text()
+    assert "<details" in page
+    assert page.index("<details") > page.index("Exercise")
