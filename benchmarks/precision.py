@@ -92,7 +92,7 @@ def measure() -> dict[str, dict[str, list[float]]]:
 
 def table(costs: dict[str, dict[str, list[float]]]) -> str:
     """Costs of o / of the final state as Markdown, bold where the suite would fail them."""
-    lines = ["| choice | " + " | ".join(CASES) + " |", "|---|" + "---|" * len(CASES)]
+    lines = ["| choice | " + " | ".join(CASES) + " |", "|---|" + "--:|" * len(CASES)]
     for choice, row in costs.items():
         lines.append(f"| {choice} | {' | '.join(' / '.join(map(number, pair)) for pair in row.values())} |")
     return "\n".join(lines)

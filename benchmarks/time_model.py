@@ -163,11 +163,11 @@ def decode_rows() -> list[tuple[str, float, float]]:
 
 def table() -> str:
     """Model beside measurement, as Markdown."""
-    lines = ["| forward | gate | model, ms | measured, ms | off by |", "|---|---|---|---|---|"]
+    lines = ["| forward | gate | model, ms | measured, ms | off by |", "|---|---|--:|--:|--:|"]
     for shape, gate, model, measured in forward_rows():
         note = " (fitted)" if (shape, gate) in FITTED_TO else ""
         lines.append(f"| {shape} | {gate} | {model:.3f} | {measured:.3f} | {model / measured - 1:+.0%}{note} |")
-    lines += ["", "| decode, batch | model, us | measured, us | off by |", "|---|---|---|---|"]
+    lines += ["", "| decode, batch | model, us | measured, us | off by |", "|--:|--:|--:|--:|"]
     for batch, model, measured in decode_rows():
         lines.append(f"| {batch} | {model:.1f} | {measured:.1f} | {model / measured - 1:+.0%} |")
     return "\n".join(lines)

@@ -15,6 +15,7 @@ Formulas ($..$, $$..$$) become MathML while the site is built: no script, nothin
 from __future__ import annotations
 
 import base64
+import contextlib
 import functools
 import html
 import os
@@ -41,8 +42,21 @@ def on_startup(**_: Any) -> None:
     tree = ROOT / "build" / "api" / "kimi_linear"
     tree.mkdir(parents=True, exist_ok=True)
     for name in PACKAGES:
-        if (ROOT / name).is_dir() and not (tree / name).is_symlink():
-            (tree / name).symlink_to(ROOT / name)
+        if (ROOT / name).is_dir():
+            with contextlib.suppress(FileExistsError):  # from an earlier build, or from one that runs beside this
+                (tree / name).symlink_to(ROOT / name)
+
+
+def on_config(config: Any) -> Any:
+    """List each tutorial after the page that introduces them."""
+    (learn,) = (section["Learn"] for section in config.nav if "Learn" in section)
+    learn += [uri_of(path) for path in tutorials()]
+    return config
+
+
+def tutorials() -> list[Path]:
+    """Their sources, in reading order."""
+    return sorted((ROOT / "tutorials").glob("[0-9][0-9]_*.py"))
 
 
 def on_files(files: Files, config: Any) -> Files:

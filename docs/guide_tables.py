@@ -66,7 +66,7 @@ def stages() -> str:
         ("5 v_new, S", "[C, V], [K, V]", 4 * K * V, 5 * row, "segments, heads, slices of V", "S in fp32"),
         ("6 o", "[C, V]", 2 * K * V + 2 * C * V, square + 3 * row, "as 5, or chunks too if S is kept", "half"),
     ]
-    lines = ["| stage | makes | flop | bytes | parallel over | precision |", "|---|---|---|---|---|---|"]
+    lines = ["| stage | makes | flop | bytes | parallel over | precision |", "|---|---|--:|--:|---|---|"]
     lines += [f"| {a} | {b} | {flop:,} | {size:,} | {axes} | {note} |" for a, b, flop, size, axes, note in rows]
     total, moved = (sum(r[i] for r in rows) for i in (2, 3))
     return "\n".join([*lines, f"| all | | {total:,} | {moved:,} | | |"])
