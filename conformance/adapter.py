@@ -28,6 +28,7 @@ from ..reference.gates import BoundedGate, SoftplusGate
 from .capabilities import (
     GRADIENTS,
     OPERATIONS,
+    REFUSALS,
     RESULTS,
     STAGES,
     Capabilities,
@@ -40,6 +41,7 @@ from .contradictions import contradictions
 __all__ = [
     "GRADIENTS",
     "OPERATIONS",
+    "REFUSALS",
     "RESULTS",
     "STAGES",
     "Adapter",

@@ -19,7 +19,7 @@ BETA_FORMS = ("sigmoid", "double_sigmoid")
 INDEX_DTYPES = ("int32", "int64")
 REFUSALS = (
     *("shapes", "groups", "dtypes", "state", "positive_gate"),
-    *("packed_batch", "packed_start", "packed_order", "packed_end", "slots"),
+    *("packed_batch", "packed_start", "packed_order", "packed_end", "slots", "slot_range"),
 )
 
 
@@ -81,8 +81,9 @@ class Pool:
                 the pool belongs here too if the kernel takes it so. No sequence is ever given one of them
     zero_rows   output rows of padding are 0; False leaves them undefined
     in_place    the pool that is passed advances; False: `run` returns a new one as "state_pool"
-    drafts      draft tokens a step can check. Then slot_indices is [N, 1 + drafts], a slot for the state after
-                each token, and accepted [N] says after how many of the last step's tokens to go on
+    drafts      draft tokens that a step of 1 + drafts tokens can check. Then slot_indices is [N, 1 + drafts], a slot
+                for the state after each token, and accepted [N] says after how many of the last step's tokens
+                to go on; a step of one token has slot_indices [N] all the same
     """
 
     dtypes: tuple[str, ...] = ("fp32",)
@@ -115,7 +116,10 @@ class Capabilities:
     front_ends      front ends that it offers, one for each combination that a call can ask for
     plain           it can be called without one; False: every call goes through front_ends[0]
     pool            how "decode" keeps states
-    refuses         bad input that raises an error which names the argument, of REFUSALS
+    refuses         bad input that raises an error which names the argument, of REFUSALS: "shapes" of k, v, g, beta;
+                    "groups", heads of v that are no multiple of q's; "dtypes" of q and k that differ; rows of
+                    "state"; "packed_batch", "packed_start", "packed_order", "packed_end" of cu_seqlens;
+                    "slots", their number; "slot_range", an index outside the pool; "positive_gate"
     """
 
     operations: tuple[str, ...] = ("chunk",)

@@ -95,8 +95,11 @@ def _refusal_complaints(caps: Capabilities) -> list[str]:
     ]
     if "positive_gate" in caps.refuses and not caps.plain:
         found.append('refuses "positive_gate", but plain is False: a raw gate has no wrong sign')
-    if "slots" in caps.refuses and caps.pool is None:
-        found.append('refuses "slots", but there is no pool')
+    slots = {"slots", "slot_range"} & set(caps.refuses)
+    if slots and caps.pool is None:
+        found.append(f"refuses {min(slots)!r}, but there is no pool")
+    if "slot_range" in slots and caps.pool is not None and max(caps.pool.nobody, default=-1) > 0:
+        found.append(f"refuses 'slot_range', but pool nobody={caps.pool.nobody} takes such an index for padding")
     return found
 
 

@@ -26,7 +26,9 @@ import torch
 from torch import Tensor
 
 from .adapter import Call, Capabilities, Contract
-from .emulated_front import FRONT_ENDS, FrontSteps
+from .emulated_checks import REFUSES, HostChecks
+from .emulated_decode import POOL, DecodeSteps
+from .emulated_front import FRONT_ENDS
 from .gold import Results
 from .precision import DTYPES, to_format
 
@@ -34,7 +36,7 @@ SUBCHUNK = 16  # rows that share one reference gate
 
 
 @dataclass
-class Emulated(FrontSteps):
+class Emulated(HostChecks, DecodeSteps):
     """An adapter of an emulated kernel; `rebased` chooses the form of the decays."""
 
     contract: Contract = field(default_factory=lambda: Contract(chunk_size=32))
@@ -42,12 +44,22 @@ class Emulated(FrontSteps):
     name: str = "emulated"
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(operations=("chunk", "backward"), contracts=(self.contract,), front_ends=FRONT_ENDS)
+        return Capabilities(
+            operations=("chunk", "decode", "backward"),
+            contracts=(self.contract,),
+            front_ends=FRONT_ENDS,
+            packed_dtype="int64",
+            pool=POOL,
+            refuses=REFUSES,
+        )
 
     def identity(self) -> str:
         return f"{self.name} ({self.contract})"
 
     def run(self, call: Call, want: frozenset[str]) -> Results:
+        self.check(call)
+        if call.operation == "decode":
+            return {"o": self.decode(call)}
         if call.do is None:
             with torch.no_grad():
                 o, S = self.forward(call)
@@ -233,7 +245,7 @@ class EmulatedRecurrent(Emulated):
     """The token-by-token kernel: fp32 arithmetic, the state rounded to its format after every token."""
 
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities(), operations=("recurrent", "backward"))
+        return replace(super().capabilities(), operations=("recurrent", "decode", "backward"))
 
     def segment(self, rows: list[Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
         outputs = [rows[2][:, :0]]
@@ -242,10 +254,3 @@ class EmulatedRecurrent(Emulated):
             S = to_format(S, self.contract.state)
             outputs.append(o[:, None])
         return torch.cat(outputs, 1), S
-
-    def token(self, rows: list[Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
-        q, k, v, g, beta = rows
-        S = self.exp(g)[..., None] * S
-        u = beta[..., None] * (v - (S * k[..., None]).sum(1))
-        S = S + k[..., None] * u[:, None]
-        return (S * q[..., None]).sum(1), S

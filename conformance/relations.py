@@ -5,61 +5,15 @@ Each names a way in which kernels go wrong. A relation raises RelationBroken wit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
+from dataclasses import replace
 
 import torch
 
-from .adapter import Call
-from .bench import TOKEN_TENSORS, Bench, RelationBroken, changed, joined, must_equal, tokens
-from .cases import Tensors
+from .bench import TOKEN_TENSORS, Bench, changed, joined, must_equal, tokens
 from .draws import DEAD
+from .relation import relation
 
-POISONS = (float("nan"), 1e30)
 RERUNS = 3
-
-
-@dataclass(frozen=True)
-class Relation:
-    """A check by name, what it catches, and whether a kernel has to take it."""
-
-    id: str
-    catches: str
-    check: Callable[[Bench], None]
-    needs: str = ""  # words of: packed, scaling, above_one, backward, plain
-
-
-RELATIONS: list[Relation] = []
-
-
-def relation(id: str, catches: str, needs: str = "") -> Callable[[Callable[[Bench], None]], Callable[[Bench], None]]:
-    """Add a check to RELATIONS."""
-
-    def add(check: Callable[[Bench], None]) -> Callable[[Bench], None]:
-        RELATIONS.append(Relation(f"relation.{id}", catches, check, needs))
-        return check
-
-    return add
-
-
-def why_not(relation: Relation, bench: Bench) -> str | None:
-    """Why a kernel need not keep a relation."""
-    if not bench.caps.whole_sequences:
-        return "only decoding is declared"
-    if "plain" in relation.needs and bench.caps.forced_front is not None:
-        return "every call goes through a front end, which does not keep it"
-    if "packed" in relation.needs and not bench.caps.packed:
-        return "packed segments are not declared"
-    if "scaling" in relation.needs and bench.half:
-        return "fp16 has too small a range for scaling to be exact"
-    if "above_one" in relation.needs and not bench.caps.beta_above_one:
-        return "beta above 1 is not declared"
-    if "backward" in relation.needs and "backward" not in bench.caps.operations:
-        return "backward is not declared"
-    return None
 
 
 @relation("causality", "a gate reference, mask or tile that looks ahead")
@@ -108,49 +62,6 @@ def head_order(bench: Bench) -> None:
     must_equal(got["final_state"].flip(1), want["final_state"], "final_state of heads in reverse order")
 
 
-def _segments(x: Tensors) -> Iterator[tuple[int, int, int]]:
-    offsets = x.offsets or []
-    for n, (start, end) in enumerate(pairwise(offsets)):
-        yield n, start, end
-
-
-PACKED = {"B": 1, "lengths": ("C+3", 0, 5, "C")}
-
-
-@relation("packed_is_separate", "state or tokens that leak from one packed segment into another", needs="packed")
-def packed_is_separate(bench: Bench) -> None:
-    """Each packed segment gives the bits of a call of its own."""
-    case = bench.case(**PACKED)
-    x = bench.inputs(case)
-    got = bench.run(case, x)
-    assert x.h0 is not None
-    for n, start, end in _segments(x):
-        own = changed(tokens(x, slice(start, end)), h0=x.h0[n : n + 1])
-        want = bench.run(replace(case, lengths=None), own)
-        must_equal(got["o"][:, start:end], want["o"], f"o of packed segment {n}")
-        must_equal(got["final_state"][n : n + 1], want["final_state"], f"final_state of packed segment {n}")
-
-
-@relation(
-    "packed_neighbours", "a tile that reads over a segment's end, or a multiplication as a mask", needs="packed"
-)
-def packed_neighbours(bench: Bench) -> None:
-    """NaN, or a huge number, in one segment and past the last leaves the others alone."""
-    case = bench.case(**PACKED, past_end=3)
-    x = bench.inputs(case)
-    want = bench.run(case, x)
-    (_, _, _), _, (n, start, end), _ = _segments(x)
-    for poison in POISONS:
-        outside = torch.ones(x.q.shape[1], dtype=torch.bool)
-        outside[start:end] = False
-        bad = {name: getattr(x, name).clone() for name in ("q", "k", "v", "beta")}
-        for y in bad.values():
-            y[:, outside] = poison if bench.contract.io != "fp16" or poison != 1e30 else 6e4
-        got = bench.run(case, changed(x, **bad), finite=False)
-        must_equal(got["o"][:, start:end], want["o"][:, start:end], f"o of a segment between segments of {poison}")
-        must_equal(got["final_state"][n], want["final_state"][n], f"final_state between segments of {poison}")
-
-
 @relation("batch_neighbours", "an index that mixes heads or batch items, or a multiplication as a mask")
 def batch_neighbours(bench: Bench) -> None:
     """NaN in another batch item and in another head leaves a head alone."""
@@ -181,7 +92,7 @@ def scaled_values(bench: Bench) -> None:
             must_equal(got[name], factor * want[name], f"{name} of values and state times {factor:g}")
 
 
-@relation("scaled_queries", "a query that enters elsewhere than in the output", "scaling, plain")
+@relation("scaled_queries", "a query that enters elsewhere than in the output", "scaling", "plain")
 def scaled_queries(bench: Bench) -> None:
     """q / 2 gives o / 2 and the same state."""
     case = bench.case(B=1, T="C+3")
@@ -253,55 +164,7 @@ def rerun(bench: Bench) -> None:
             must_equal(got[name], want[name], f"{name} of run {again + 2}")
 
 
-@relation("strides", "a kernel that takes every tensor as contiguous")
-def strides(bench: Bench) -> None:
-    """Inputs sliced out of larger buffers of NaN give the same bits."""
-    problem = bench.problem(bench.case(T="C+3"))
-    want = bench.run_as_is(problem.call)
-    strided = {name: _inside_nan(x) for name, x in problem.call.tensors().items() if x.is_floating_point()}
-    got = bench.run_as_is(Call(**{**vars(problem.call), **strided}))
-    for name in ("o", "final_state"):
-        must_equal(got[name], want[name], f"{name} of strided inputs")
-
-
-def _inside_nan(x: torch.Tensor) -> torch.Tensor:
-    """The same values, every second element of a buffer of NaN that begins before them."""
-    buffer = torch.full((x.shape[0] + 1, *x.shape[1:-1], 2 * x.shape[-1]), torch.nan, dtype=x.dtype)
-    view = buffer[1:, ..., ::2]
-    view.copy_(x)
-    return view
-
-
-@contextmanager
-def nan_in_new_memory() -> Iterator[None]:
-    """Inside this context torch.empty gives NaN."""
-    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    memory: Any = torch.utils.deterministic
-    fill = memory.fill_uninitialized_memory
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    memory.fill_uninitialized_memory = True
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        memory.fill_uninitialized_memory = fill
-
-
-@relation("dirty_memory", "elements of a result that are never written")
-def dirty_memory(bench: Bench) -> None:
-    """New memory full of NaN changes nothing: every element is written."""
-    packed = {**PACKED, "past_end": 3} if bench.caps.packed else {}
-    for case in (bench.case(**packed), bench.case(T="C/4+1", V=20)):
-        want = bench.run(case, finite=False)
-        with nan_in_new_memory():
-            got = bench.run(case, finite=False)
-        for name in want:
-            must_equal(got[name], want[name], f"{name} with NaN in new memory")
-            if got[name].isnan().any():
-                raise RelationBroken(f"{name} holds NaN where new memory did")
-
-
-@relation("linear_gradients", "gradients added to what a buffer held; a clamp in the backward", "backward, scaling")
+@relation("linear_gradients", "gradients added to what a buffer held; a clamp in the backward", "backward", "scaling")
 def linear_gradients(bench: Bench) -> None:
     """Twice the cotangents give twice the gradients."""
     case = bench.case(B=1, T="C+3", flags=("gradients",))

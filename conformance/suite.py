@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from . import cases, relations
+from . import cases, decode, memory_relations, packed_relations, refusals, relations
 from .adapter import Adapter, BadAdapterError, checked_capabilities
 from .bench import BASE, Bench, RelationBroken
 from .cases import Case
@@ -23,10 +23,11 @@ from .precision import DTYPES
 from .probes import BITS_COMMENT, PROBES, Probe, run_bits, run_probe
 from .problem import Problem, problem_of, problems_of
 from .record import Record
-from .relations import RELATIONS, Relation
+from .relation import RELATIONS, Relation, why_not
 from .verdict import Verdict, judge_bits, judge_by_ratio
 
 REFERENCE_NAME = "kimi_linear.reference"
+RELATION_MODULES = (relations, packed_relations, memory_relations, decode, refusals)  # each adds to RELATIONS
 
 
 @dataclass(frozen=True)
@@ -75,8 +76,9 @@ def all_checks(full: bool = True) -> list[Check]:
     ours = [case_check(case) for case in subset(full)]
     exact = [check for check in ours if check.tier == "exact"]
     others = [check for check in ours if check.tier != "exact"]
+    kept = [relation for relation in RELATIONS if full or relation.quick]
     bits = Check("probe.bits", "probe", "probes", BITS_COMMENT, run_bits, _whole_sequences)
-    checks = [*exact, *map(_relation_check, RELATIONS), *map(_closed_form_check, CLOSED_FORMS), *others]
+    checks = [*exact, *map(_relation_check, kept), *map(_closed_form_check, CLOSED_FORMS), *others]
     return [*checks, *map(_probe_check, PROBES), bits]
 
 
@@ -194,13 +196,12 @@ def _judge_acceptable(case: Case, bench: Bench) -> Verdict:
 
 def _relation_check(relation: Relation) -> Check:
     def judge(bench: Bench) -> Verdict:
-        relation.check(bench)
-        return Verdict(relation.id, "relation", "pass", contract=bench.contract)
+        return relation.check(bench) or Verdict(relation.id, relation.tier, "pass", contract=bench.contract)
 
     comment = (relation.check.__doc__ or "").strip()
     return Check(
-        relation.id, "relation", "relations", comment, judge,
-        lambda bench: relations.why_not(relation, bench), relation.catches,
+        relation.id, relation.tier, relation.family, comment, judge,
+        lambda bench: why_not(relation, bench), relation.catches, relation.links, relation.quick,
     )  # fmt: skip
 
 

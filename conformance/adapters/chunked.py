@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from kimi_linear.conformance.adapter import STAGES, Call, Capabilities, Contract, FrontForm
+from kimi_linear.conformance.adapter import STAGES, Call, Capabilities, Contract
+from kimi_linear.conformance.adapters.naive import FRONT_ENDS, POOL, REFUSES, decode
 from kimi_linear.reference.chunked import chunk_kda, chunk_kda_backward, chunk_stages
-
-FRONT_ENDS = (
-    FrontForm(gate="softplus", beta="sigmoid"),
-    FrontForm(gate="bounded", beta="double_sigmoid"),
-    FrontForm(),
-)
 
 
 def capabilities() -> Capabilities:
     formats = [Contract(io="fp32", operand="fp32", chunk_size=C, decay="sums") for C in (64, 32, 16)]
     return Capabilities(
-        operations=("chunk", "backward"), contracts=tuple(formats), stages=STAGES, front_ends=FRONT_ENDS
+        operations=("chunk", "decode", "backward"),
+        contracts=tuple(formats),
+        stages=STAGES,
+        front_ends=FRONT_ENDS,
+        pool=POOL,
+        refuses=REFUSES,
     )
 
 
@@ -27,6 +27,8 @@ def identity() -> str:
 
 def run(call: Call, want: frozenset[str]) -> dict[str, Tensor]:
     inputs = call.inputs()
+    if call.operation == "decode":
+        return {"o": decode(call)}
     C = call.contract.chunk_size
     assert C is not None
     if call.do is not None:
