@@ -5,6 +5,7 @@ import time
 
 import nbformat
 import pytest
+from nbclient.exceptions import CellExecutionError
 
 import notebooks
 import tools
@@ -53,6 +54,26 @@ def test_the_notebook_runs(source):
         assert ": right" in printed(answer)
         assert "not yet; this one is yours" not in printed(answer)
         assert "not yet; " in printed(answer), "an answer cell also shows a slip that the checker finds"
+
+
+BROKEN_STEP = """
+import kimi_linear.reference.naive.recurrent as module
+right = module.kda_step
+module.kda_step = lambda S, q, k, v, g, beta, scale: right(S, q, k, v, g, 0.99 * beta, scale)
+"""
+BROKEN_INVERSE = """
+import torch
+import kimi_linear.reference.chunked.forward as module
+module.invert_unit_lower = lambda A: torch.eye(A.shape[-1]).to(A) - A
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [("04", BROKEN_STEP), ("05", BROKEN_INVERSE)])
+def test_the_notebook_fails_where_the_package_is_wrong(number, code):
+    (source,) = [source for source in SOURCES if source.stem.startswith(number)]
+    with pytest.raises(CellExecutionError, match="AssertionError"):
+        run_with(source, code)
 
 
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
