@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 WORKERS ?= 2
 LAB_READY := $(VENV)/.lab-ready
 WORKBOOK := tutorials/workbook
-LAB_OPTIONS ?= 01_from_softmax_to_a_state.ipynb
+LAB_OPTIONS ?=
 
 .PHONY: verify test test-gpu lint types format bench kernels-report notebooks lab docs clean
 
@@ -55,7 +55,7 @@ notebooks: $(READY)
 # Opens copies to work in; they are never overwritten.
 lab: $(LAB_READY)
 	$(BIN)/python tutorials/notebooks.py copy $(WORKBOOK)
-	$(BIN)/jupyter lab --notebook-dir $(WORKBOOK) $(LAB_OPTIONS)
+	$(BIN)/jupyter-lab --notebook-dir $(WORKBOOK) $(LAB_OPTIONS) $(WORKBOOK)/01_from_softmax_to_a_state.ipynb
 
 $(LAB_READY): $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[lab]"
