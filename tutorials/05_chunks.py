@@ -389,8 +389,7 @@ times.set_ylabel("time a token (microseconds)", color="tab:red")
 show(
     figure,
     "left, one chunk costs more than four times as much for twice the tokens, chunks of 64 twice. Right, the "
-    "smallest chunks do the least work and still take long: many small steps, one after the other. "
-    "The best are in between.",
+    "smallest do the least work and still take long: many small steps. The best are in between.",
 )
 
 # %%

@@ -84,10 +84,9 @@ def copy_for_a_learner(folder: Annotated[Path, typer.Argument(help="where the no
     shutil.copy(HERE / "tools.py", folder)
     for source in sources():
         target = folder / f"{source.stem}.ipynb"
-        if target.exists():
-            print(f"{target} is kept as it is; delete it to get a fresh one")
-        else:
+        if not target.exists():
             nbformat.write(read(source), target)
+    print(f"Your copies are in {folder}; delete one to get it back as it was.")
 
 
 if __name__ == "__main__":
