@@ -48,9 +48,11 @@ def on_startup(**_: Any) -> None:
 
 
 def on_config(config: Any) -> Any:
-    """List each tutorial after the page that introduces them."""
-    (learn,) = (section["Learn"] for section in config.nav if "Learn" in section)
-    learn += [uri_of(path) for path in tutorials()]
+    """List the tutorials after the page that introduces them, and under Port the pages that the menu leaves out."""
+    sections = {title: pages for entry in config.nav for title, pages in entry.items()}
+    sections["Learn"] += [uri_of(path) for path in tutorials()]
+    named = str(config.nav)
+    sections["Port"] += [path.name for path in sorted((ROOT / "docs").glob("*.md")) if f"'{path.name}'" not in named]
     return config
 
 
