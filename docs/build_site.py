@@ -149,7 +149,7 @@ def notebook(path: Path, uri: str) -> dict[str, str | bytes]:
             continue
         text = f"```python\n{cell.source}\n```\n"
         for output in cell.get("outputs", []):
-            text += shown(output, f"{path.stem}_{number}.png", pages)
+            text += shown(output, f"{path.stem}_{number}_{len(pages)}.png", pages)
         folded = "answer" in cell.metadata.get("tags", [])
         parts.append(f'??? example "Answer"\n\n{textwrap.indent(text, "    ")}' if folded else text)
     return {uri: "\n\n".join(parts), **pages}
@@ -161,6 +161,8 @@ def shown(output: Any, picture: str, pages: dict[str, str | bytes]) -> str:
     if "image/png" in data:
         pages[f"tutorials/{picture}"] = base64.b64decode(data["image/png"])
         return f"\n![what the cell draws]({picture})\n"
+    if "text/markdown" in data:
+        return f"\n{data['text/markdown']}\n"
     text = output.get("text") or data.get("text/plain", "")
     return f"\n```text\n{text.rstrip()}\n```\n" if text.strip() else ""
 

@@ -75,6 +75,8 @@ def test_what_a_tutorial_prints_and_draws_is_on_its_page():
     assert shown({"output_type": "stream", "text": "four\n"}, "p.png", pages) == "\n```text\nfour\n```\n"
     assert "](p.png)" in shown({"data": {"image/png": "aGk=", "text/plain": "<Figure>"}}, "p.png", pages)
     assert pages == {"tutorials/p.png": b"hi"}
+    sentence = {"data": {"text/markdown": "*So.*", "text/plain": "<Markdown>"}}
+    assert shown(sentence, "p.png", pages) == "\n*So.*\n"
 
 
 def test_answers_of_exercises_are_folded(site):
