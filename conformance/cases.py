@@ -17,7 +17,22 @@ import torch
 from torch import Tensor
 
 from .capabilities import Capabilities, Contract, FrontForm
-from .draws import BETAS, BIASES, GATES, KEYS, LOGITS, RATES, RAW_GATES, VALUES, Draw
+from .draws import (
+    BETAS,
+    BETAS_BY_NUMBER,
+    BIASES,
+    GATES,
+    GATES_BY_NUMBER,
+    KEYS,
+    KEYS_BY_NUMBER,
+    LOGITS,
+    RATES,
+    RAW_GATES,
+    VALUES,
+    VALUES_BY_NUMBER,
+    Draw,
+    drawn,
+)
 
 DEFAULT_CHUNK = 64  # of a contract that has no chunks
 SUBJECTS = {
@@ -181,11 +196,11 @@ def tensors_of(case: Case) -> Tensors:
     per_key = (B, T, case.H, case.K)
     N = B if case.lengths is None else len(case.lengths)
     x = Tensors(
-        q=_tensor(KEYS[case.queries](draw("q"), per_key)),
-        k=_tensor(KEYS[case.keys](draw("k"), per_key)),
-        v=_tensor(VALUES[case.values](draw("v"), (B, T, HV, case.V))),
-        g=_tensor(GATES[case.gate](draw("g"), (B, T, HV, case.K))),
-        beta=_tensor(BETAS[case.beta](draw("beta"), (B, T, HV))),
+        q=_tensor(drawn(case.queries, KEYS, KEYS_BY_NUMBER)(draw("q"), per_key)),
+        k=_tensor(drawn(case.keys, KEYS, KEYS_BY_NUMBER)(draw("k"), per_key)),
+        v=_tensor(drawn(case.values, VALUES, VALUES_BY_NUMBER)(draw("v"), (B, T, HV, case.V))),
+        g=_tensor(drawn(case.gate, GATES, GATES_BY_NUMBER)(draw("g"), (B, T, HV, case.K))),
+        beta=_tensor(drawn(case.beta, BETAS, BETAS_BY_NUMBER)(draw("beta"), (B, T, HV))),
         h0=state_of(case.state, draw("h0"), (N, HV, case.K, case.V)),
         offsets=_offsets(case),
         scale=case.K**-0.5 if case.scale is None else case.scale,

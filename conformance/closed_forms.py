@@ -1,4 +1,4 @@
-"""Limits in which KDA is something simpler, splits, and identities between gradients: judged by ratio.
+"""Limits in which KDA is something simpler, and splits: judged by ratio.
 
 The truth here comes from another formula than the recurrence, or from no formula at all, so that an error of the
 reference itself would show. Limits are the rounding envelopes of the case.
@@ -7,17 +7,15 @@ reference itself would show. Limits are the rounding envelopes of the case.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from .bench import Bench, changed, joined, tokens
 from .cases import Case, Tensors
 from .envelope import error_ratio
 from .gold import Results, envelopes_of, rows_of
 from .guard import guarded_run
-from .limits import GRADIENT_RATIO
 from .place import locate
 from .problem import Problem
 from .verdict import Verdict, judge_by_ratio, limit_of
@@ -135,70 +133,3 @@ def split(bench: Bench, case: Case, id: str) -> Verdict:
         o = torch.cat([first["o"], second["o"]], 1)
         verdicts.append(judge_by_ratio({"o": o, "final_state": second["final_state"]}, whole, id, "limit"))
     return max(verdicts, key=lambda verdict: verdict.worst)
-
-
-def identity_residuals(got: Results, x: Tensors, bounds: Results) -> dict[str, tuple[Tensor, Tensor]]:
-    """Identities between a backward's own results: residual and allowed error, for each.
-
-    <dq, q> = <do, o>                        a token and key head: o is linear in q
-    <dk, k> + <dv, v> = 2 beta dbeta         a token: k -> c k, v -> c v, beta -> beta / c^2 changes nothing else
-    <dv, v> + <dh0, h0> = <do, o> + <dht, S> over all: o and S are linear in (v, h0)
-    dg_first = rowsum(h0 dh0)                the first gate scales h0
-    """
-    assert x.do is not None
-    assert x.dht is not None
-    assert x.h0 is not None
-    grads = {name: y.double() for name, y in got.items()}
-    H = x.q.shape[2]
-
-    def by_key_head(y: Tensor) -> Tensor:
-        return y.unflatten(2, (H, -1)).sum(3)
-
-    def size(y: Tensor) -> Tensor:
-        return y.norm(dim=-1)
-
-    def spread(name: str, width: int) -> Tensor:
-        return bounds[name] * width**0.5
-
-    K, V = x.q.shape[-1], x.v.shape[-1]
-    o, S = got["o"].double(), got["final_state"].double()
-    do_o, bound_o = (x.do * o).sum(-1), size(x.do) * spread("o", V)
-    dv_v, bound_v = (grads["dv"] * x.v).sum(-1), size(x.v) * spread("dv", V)
-    dk_k = (grads["dk"] * x.k).sum(-1)
-    bound_k, bound_q = size(x.k) * spread("dk", K), size(x.q) * spread("dq", K)
-    beta_dbeta, bound_beta = 2 * x.beta * grads["dbeta"], 2 * x.beta.abs() * bounds["dbeta"].squeeze(-1)
-    h0_dh0, bound_h0 = (x.h0 * grads["dh0"]).sum(-1), size(x.h0) * spread("dh0", V)
-    S_dht, bound_S = (S * x.dht).sum(), (size(x.dht) * spread("final_state", V)).norm()
-    total = dv_v.sum() + h0_dh0.sum() - do_o.sum() - S_dht
-    allowed = bound_v.norm() + bound_h0.norm() + bound_o.norm() + bound_S
-    return {
-        "<dq, q> = <do, o>": ((grads["dq"] * x.q).sum(-1) - by_key_head(do_o), bound_q + by_key_head(bound_o)),
-        "<dk, k> + <dv, v> = 2 beta dbeta": (
-            dk_k + by_key_head(dv_v - beta_dbeta),
-            bound_k + by_key_head(bound_v + bound_beta),
-        ),
-        "<dv, v> + <dh0, h0> = <do, o> + <dht, S>": (total, allowed),
-        "dg of the first token = rowsum(h0 dh0)": (
-            grads["dg"][:, 0] - h0_dh0,
-            bound_h0 + spread("dg", K)[:, 0, :, None],
-        ),
-    }
-
-
-@closed_form(
-    "gradient_identities", "a term that the backward forgets", "backward", B=1, T="C+3", flags=("gradients",)
-)
-def gradient_identities(bench: Bench, case: Case, id: str) -> Verdict:
-    """Four identities between gradients, outputs and inputs."""
-    problem = bench.problem(case)
-    got = guarded_run(bench.adapter, problem, bench.caps, seconds=bench.seconds)
-    plain = replace(problem.case, flags=())
-    forward = changed(problem.judge, do=None, dht=None)
-    got |= guarded_run(bench.adapter, bench.problem(plain, forward), bench.caps, seconds=bench.seconds)
-    residuals = identity_residuals(got, problem.judge, envelopes_of(problem))
-    ratios = {name: (residual.abs() / bound).max().item() for name, (residual, bound) in residuals.items()}
-    broken = [name for name, ratio in ratios.items() if not ratio <= GRADIENT_RATIO]
-    verdict = Verdict(id, "limit", "fail" if broken else "pass", ratios=ratios, limit=GRADIENT_RATIO)
-    verdict.contract = problem.contract
-    verdict.reason = "; ".join(f"{name} is broken by {ratios[name]:.3g} roundings" for name in broken)
-    return verdict

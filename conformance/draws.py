@@ -137,10 +137,6 @@ def _lengths(d: Draw, s: Shape) -> Array:
 KEYS: dict[str, Callable[[Draw, Shape], Array]] = {
     "random": lambda d, s: unit(d.normal(*s)),
     "positive": lambda d, s: unit(d.uniform(*s)),
-    "cosine_0.9": lambda d, s: _common(d, s, 0.9),
-    "cosine_0.97": lambda d, s: _common(d, s, 0.97),
-    "cosine_0.99": lambda d, s: _common(d, s, 0.99),
-    "cosine_0.999": lambda d, s: _common(d, s, 0.999),
     "duplicate": lambda d, s: np.broadcast_to(unit(d.normal(s[0], 1, s[2], s[3])), s).copy(),
     "flipped": lambda d, s: unit(d.normal(s[0], 1, s[2], s[3])) * (2 * d.integers(0, 1, *s[:3], 1) - 1),
     "runs": lambda d, s: unit(d.normal(*s))[:, np.arange(s[1]) // 8],
@@ -200,3 +196,32 @@ LOGITS: dict[str, Callable[[Draw, Shape], Array]] = {
     "zero": lambda d, s: np.zeros(s),
     "extreme": lambda d, s: np.array([-20.0, -4.0, 0.0, 4.0, 20.0])[d.integers(0, 4, *s).astype(np.int64)],
 }
+
+
+# Draws with a number in their name: "cosine_0.95"
+
+ByNumber = dict[str, Callable[[Draw, Shape, float], Array]]
+
+KEYS_BY_NUMBER: ByNumber = {
+    "cosine": _common,
+    "flipped": lambda d, s, cosine: _common(d, s, cosine) * (2 * d.integers(0, 1, *s[:3], 1) - 1),
+    "runs": lambda d, s, length: unit(d.normal(*s))[:, np.arange(s[1]) // int(length)],
+}
+GATES_BY_NUMBER: ByNumber = {"mean": lambda d, s, mean: mean * soft(d.normal(*s))}
+BETAS_BY_NUMBER: ByNumber = {"constant": lambda d, s, beta: np.full(s, beta)}
+VALUES_BY_NUMBER: ByNumber = {"times": lambda d, s, size: size * d.normal(*s)}
+
+
+def drawn(
+    name: str, table: dict[str, Callable[[Draw, Shape], Array]], by_number: ByNumber
+) -> Callable[[Draw, Shape], Array]:
+    """The draw of that name. Raises ValueError with the names that there are."""
+    if name in table:
+        return table[name]
+    stem, _, number = name.rpartition("_")
+    try:
+        draw, value = by_number[stem], float(number)
+    except (KeyError, ValueError):
+        known = [*table, *(f"{stem}_NUMBER" for stem in by_number)]
+        raise ValueError(f"a draw must be one of {', '.join(known)}; got {name!r}") from None
+    return lambda d, s: draw(d, s, value)

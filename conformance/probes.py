@@ -5,21 +5,22 @@ it moves them in one direction that can be computed. The kernel's error is proje
 
     coefficient = <error, slip> / <slip, slip>       each row over its envelope first
 
-near 1 where the slip is, near 0 where it is not, since roundings point nowhere in particular. A stored format
-shows in the bits: an fp32 state whose low 16 bits are all zero was a bf16 state.
+near 1 where the slip is, near 0 where it is not, since roundings point nowhere in particular. Output and final
+state are projected each for itself, because a kernel computes them by different ways. A stored format shows in the
+bits: an fp32 state whose low 16 bits are all zero was a bf16 state.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from ..reference.naive import recurrent_kda
-from .bench import Bench
+from .bench import TOKEN_TENSORS, Bench
 from .gold import Results, envelopes_of, truth_of
 from .limits import PROBE_BEYOND, PROBE_COEFFICIENT
 from .precision import MANTISSA, to_format
@@ -32,6 +33,7 @@ PROBE_KNOBS = {
     "H": 2,
     "group": 1,
     "keys": "random",
+    "gate": "mild",
     "beta": "uniform",
     "K": 24,
     "V": 32,
@@ -42,86 +44,107 @@ LOG2E_BF16 = 1.4453125  # log2(e) in bf16
 
 @dataclass(frozen=True)
 class Probe:
-    """A slip by name: the inputs of a recurrence that commits it."""
+    """A slip by name: the results of a recurrence that commits it, and the input on which it shows."""
 
     id: str
     catches: str
-    gate: str
-    slip: Callable[[Problem], Problem]
-    applies: Callable[[Bench], bool]
+    slip: Callable[[Problem], Results]
+    why_not: Callable[[Bench], str | None] = lambda bench: None
+    knobs: dict[str, object] = field(default_factory=dict)
+    results: tuple[str, ...] = ("o", "final_state")
 
 
-def _with(problem: Problem, **tensors: Tensor) -> Problem:
-    return replace(problem, judge=replace(problem.judge, **tensors))  # type: ignore[arg-type]
+def results_of(problem: Problem, **tensors: Tensor) -> Results:
+    """The recurrence's results for other inputs."""
+    moved = replace(problem, judge=replace(problem.judge, **tensors))  # type: ignore[arg-type]
+    o, S = recurrent_kda(*moved.inputs(), **moved.options(), output_final_state=True)
+    assert S is not None
+    return {"o": o, "final_state": S}
 
 
-def beta_in_bf16(problem: Problem) -> Problem:
-    """beta rounded to bf16."""
-    return _with(problem, beta=to_format(problem.judge.beta, "bf16"))
+def beta_in_bf16(problem: Problem) -> Results:
+    return results_of(problem, beta=to_format(problem.judge.beta, "bf16"))
 
 
-def gate_in_bf16(problem: Problem) -> Problem:
-    """The gate rounded to bf16."""
-    return _with(problem, g=to_format(problem.judge.g, "bf16"))
+def gate_in_bf16(problem: Problem) -> Results:
+    return results_of(problem, g=to_format(problem.judge.g, "bf16"))
 
 
-def cumulative_gate_in_bf16(problem: Problem) -> Problem:
+def cumulative_gate_in_bf16(problem: Problem) -> Results:
     """G rounded in each chunk: the gates become differences of rounded sums."""
     pieces = []
     for g in problem.judge.g.split(problem.contract.chunk_size or 1, dim=1):
         G = to_format(g.cumsum(1), "bf16")
         pieces.append(torch.cat([G[:, :1], G[:, 1:] - G[:, :-1]], 1).clamp(max=0))
-    return _with(problem, g=torch.cat(pieces, 1))
+    return results_of(problem, g=torch.cat(pieces, 1))
 
 
-def log2e_in_bf16(problem: Problem) -> Problem:
-    """Gates times log2(e) as bf16 holds it, over log2(e)."""
-    return _with(problem, g=problem.judge.g * (LOG2E_BF16 * math.log(2)))
+def log2e_in_bf16(problem: Problem) -> Results:
+    return results_of(problem, g=problem.judge.g * (LOG2E_BF16 * math.log(2)))
 
 
-def _wide_io(bench: Bench) -> bool:
-    return True
+def state_in_bf16(problem: Problem) -> Results:
+    """The state rounded after every chunk but the last (after every token, where there are no chunks)."""
+    x, C = problem.judge, problem.contract.chunk_size or 1
+    S, outputs = x.h0, []
+    for start in range(0, x.q.shape[1], C):
+        part = {name: getattr(x, name)[:, start : start + C] for name in TOKEN_TENSORS}
+        S = None if S is None else to_format(S, "bf16")
+        piece = results_of(problem, **part, h0=S)  # type: ignore[arg-type]
+        outputs.append(piece["o"])
+        S = piece["final_state"]
+    assert S is not None
+    return {"o": torch.cat(outputs, 1), "final_state": S}
 
 
-def _chunked(bench: Bench) -> bool:
-    return bench.contract.chunk_size is not None
+def _chunked(bench: Bench) -> str | None:
+    return None if bench.contract.chunk_size else "a kernel without chunks has no cumulative gate"
+
+
+def _long_state(bench: Bench) -> str | None:
+    short = MANTISSA[bench.contract.state] <= MANTISSA["bf16"]
+    return f"its state is declared to be {bench.contract.state}" if short else None
 
 
 PROBES = [
-    Probe("probe.beta_bf16", "a write strength rounded to bf16", "mild", beta_in_bf16, _wide_io),
-    Probe("probe.gate_bf16", "a gate rounded to bf16", "mild", gate_in_bf16, _wide_io),
-    Probe("probe.cumulative_bf16", "a cumulative gate rounded to bf16", "mild", cumulative_gate_in_bf16, _chunked),
-    Probe("probe.log2e", "a gate converted to log2 units with a rounded constant", "mild", log2e_in_bf16, _wide_io),
+    Probe("probe.beta_bf16", "a write strength rounded to bf16", beta_in_bf16),
+    Probe("probe.gate_bf16", "a gate rounded to bf16", gate_in_bf16),
+    Probe("probe.cumulative_bf16", "a cumulative gate rounded to bf16", cumulative_gate_in_bf16, _chunked),
+    Probe("probe.log2e", "a gate converted to log2 units with a rounded constant", log2e_in_bf16),
+    Probe(
+        "probe.state_bf16",
+        "a state kept in bf16 between chunks, though the one that is returned has all its bits",
+        state_in_bf16,
+        _long_state,
+        knobs={"beta": "zero"},  # products read the state in their operands' format, and no write hides the rest
+        results=("final_state",),
+    ),
 ]
 
 
 def run_probe(probe: Probe, bench: Bench) -> Verdict:
-    """Project the kernel's error on the slip's direction."""
-    case = bench.case(**PROBE_KNOBS, gate=probe.gate)
+    """Project the kernel's error on the slip's direction, output and final state apart."""
+    case = bench.case(**{**PROBE_KNOBS, **probe.knobs})
     problem = bench.problem(case)
-    got = bench.run(case)
-    coefficient = coefficient_of(got, problem, probe.slip(problem))
-    verdict = Verdict(probe.id, "probe", "pass", ratios={"coefficient": coefficient}, contract=bench.contract)
+    got, slipped = bench.run(case), probe.slip(problem)
+    coefficients = {name: coefficient_of(name, got, problem, slipped) for name in probe.results}
+    verdict = Verdict(probe.id, "probe", "pass", ratios=coefficients, contract=bench.contract)
     verdict.limit = PROBE_COEFFICIENT
-    if PROBE_COEFFICIENT < coefficient < PROBE_BEYOND:
+    found = [name for name, c in coefficients.items() if PROBE_COEFFICIENT < c < PROBE_BEYOND]
+    if found:
         verdict.status = "fail"
-        verdict.reason = f"{probe.catches}: its direction is in the error with coefficient {coefficient:.2f}"
+        shares = " and ".join(f"{name} with coefficient {coefficients[name]:.2f}" for name in found)
+        verdict.reason = f"{probe.catches}: its direction is in the error of {shares}"
     return verdict
 
 
-def coefficient_of(got: Results, problem: Problem, slipped: Problem) -> float:
+def coefficient_of(name: str, got: Results, problem: Problem, slipped: Results) -> float:
     """How much of the slip's own error is in the kernel's."""
-    truth, bounds = truth_of(problem), envelopes_of(problem)
-    o, S = recurrent_kda(*slipped.inputs(), **slipped.options(), output_final_state=True)
-    assert S is not None
-    along, square = 0.0, 0.0
-    for name, moved in (("o", o), ("final_state", S)):
-        weight = 1 / bounds[name][..., None]
-        slip = (moved - truth[name]) * weight
-        error = (got[name].double() - truth[name]) * weight
-        along += (error * slip).sum().item()
-        square += (slip * slip).sum().item()
-    return along / square if square else 0.0
+    truth, weight = truth_of(problem)[name], 1 / envelopes_of(problem)[name][..., None]
+    slip = (slipped[name] - truth) * weight
+    error = (got[name].double() - truth) * weight
+    square = (slip * slip).sum().item()
+    return (error * slip).sum().item() / square if square else 0.0
 
 
 def run_bits(bench: Bench) -> Verdict:

@@ -15,7 +15,8 @@ from .adapter import Adapter, BadAdapterError, checked_capabilities
 from .bench import BASE, Bench, RelationBroken
 from .cases import Case
 from .catalogue import subset
-from .closed_forms import CLOSED_FORMS, ClosedForm
+from .closed_forms import ClosedForm
+from .gradient_forms import CLOSED_FORMS
 from .guard import KernelFailure, guarded_run, runs_the_reference
 from .integers import integer_truth
 from .limits import CASE_SECONDS
@@ -217,8 +218,6 @@ def _closed_form_check(form: ClosedForm) -> Check:
 
 def _probe_check(probe: Probe) -> Check:
     def why_not(bench: Bench) -> str | None:
-        if not probe.applies(bench):
-            return "a kernel without chunks has no cumulative gate"
-        return _whole_sequences(bench)
+        return probe.why_not(bench) or _whole_sequences(bench)
 
     return Check(probe.id, "probe", "probes", probe.catches, partial(run_probe, probe), why_not)

@@ -10,7 +10,8 @@ from ..emulated import Emulated
 from ..precision import to_format
 from .registry import mutant
 
-LOG2_E = 1.4426950408889634
+LOG2_E, LOG2_E_BF16 = 1.4426950408889634, 1.4453125
+LOG2_E_ERROR = LOG2_E_BF16 / LOG2_E
 
 
 @mutant(
@@ -210,7 +211,13 @@ class QueriesUngated(Emulated):
 @mutant("gate", "log2(e) rounded to bf16")
 class Log2eBf16(Emulated):
     def exp(self, x):
-        return torch.exp2(x * 1.4453125)
+        return torch.exp2(x * LOG2_E_BF16)
+
+
+@mutant("gate", "log2(e) rounded to bf16 in the state's decay alone")
+class Log2eOfState(Emulated):
+    def next_state(self, S, k, v_new, G, G_last):
+        return super().next_state(S, k, v_new, G * LOG2_E_ERROR, G_last * LOG2_E_ERROR)
 
 
 @mutant("strength", "beta is rounded to bf16", link="sglang #40362")

@@ -62,6 +62,12 @@ class StateBf16(Emulated):
         return to_format(super().next_state(S, k, v_new, G, G_last), "bf16")
 
 
+@mutant("state", "the state is read in bf16 by the next chunk, though it is returned in fp32", link="xllm #1873")
+class StateBf16Between(Emulated):
+    def next_state(self, S, k, v_new, G, G_last):
+        return super().next_state(to_format(S, "bf16"), k, v_new, G, G_last)
+
+
 @mutant("state", "the final state is rounded to bf16")
 class FinalStateBf16(Emulated):
     def final_state(self, S, call):
