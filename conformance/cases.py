@@ -233,7 +233,8 @@ def state_of(kind: str, draw: Draw, shape: tuple[int, ...]) -> Tensor | None:
 def with_cotangents(x: Tensors, case: Case) -> Tensors:
     """do and dht: both, one alone, or do at a single token."""
     do = _tensor(Draw(case.seed, "do").normal(*x.v.shape))
-    states = x.h0 if x.h0 is not None else torch.zeros(case.B, x.v.shape[2], case.K, case.V)
+    N = case.B if case.lengths is None else len(case.lengths)
+    states = x.h0 if x.h0 is not None else torch.zeros(N, x.v.shape[2], case.K, case.V)
     dht = _tensor(Draw(case.seed, "dht").normal(*states.shape))
     if case.cotangents == "state":
         do = torch.zeros_like(do)

@@ -1,5 +1,6 @@
 """The cases are data: the same numbers everywhere, ids that stay, inputs that keep the operator's contract."""
 
+import dataclasses
 import hashlib
 
 import pytest
@@ -62,6 +63,13 @@ def test_exact_cases_have_a_third_opinion_that_agrees_bit_for_bit_and_is_not_dul
     for name, want in integer_truth(problem).items():
         assert torch.equal(truth_of(problem)[name], want)
         assert want.unique().numel() > 5
+
+
+def test_a_packed_case_without_a_state_has_a_cotangent_for_each_segment():
+    case = dataclasses.replace(by_id("gradients.packed"), state="none")
+    x = tensors_of(fitted(case, CAPS, CONTRACT))
+    assert x.h0 is None
+    assert x.dht.shape == (4, 2, case.K, case.V)
 
 
 def test_lengths_follow_the_chunk():
