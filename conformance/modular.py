@@ -5,6 +5,8 @@ exp(g) is GENERATOR ** g: a gate is an exponent, its decay a power. exp(g + h) =
 all that the derivation of the chunk form uses.
 """
 
+from __future__ import annotations
+
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ _REDUCED = {_aten.add, _aten.sub, _aten.mul, _aten.neg, _aten.bmm, _aten.mm, _at
 
 
 class Modular(TorchDispatchMode):
+    """Inside this context int64 arithmetic is modulo PRIME. Raises AssertionError where code leaves the integers."""
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation = func.overloadpacket
         if operation is _aten.exp:
