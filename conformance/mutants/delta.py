@@ -71,7 +71,7 @@ class Neumann7(Emulated):
         return neumann(A, 7)
 
 
-@mutant("inverse", "a series to A^15 where the chunk has 32 rows")
+@mutant("inverse", "a series to A^15 where the chunk has 32 rows", link="tt-metal #55420")
 class Neumann15(Emulated):
     def inverse(self, A):
         return neumann(A, 15)
@@ -107,7 +107,7 @@ class InverseDoublingFp32(Emulated):
         return doubling(A, "fp32")
 
 
-@mutant("inverse", "A is rounded to bf16 before it is inverted")
+@mutant("inverse", "A is rounded to bf16 before it is inverted", link="tt-metal #55420")
 class InverseOfBf16(Emulated):
     def inverse(self, A):
         return super().inverse(to_format(A, "bf16"))
@@ -228,7 +228,7 @@ class OutputOldValues(Emulated):
         return super().output(q, Aqk, S, self.u, G)
 
 
-@mutant("output", "no scale")
+@mutant("output", "no scale", link="mlx-lm #1799")
 class ScaleNone(Emulated):
     def scale_queries(self, q, call, v):
         return q

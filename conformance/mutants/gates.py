@@ -24,7 +24,7 @@ class GateMean(Emulated):
         return g.mean(-1, keepdim=True).expand_as(g)
 
 
-@mutant("gate", "the first key channel's gate for all channels")
+@mutant("gate", "the first key channel's gate for all channels", link="mlx-lm #1792")
 class GateFirstChannel(Emulated):
     def gate(self, g):
         return g[..., :1].expand_as(g)
@@ -36,13 +36,13 @@ class GateLog2(Emulated):
         return torch.exp2(x)
 
 
-@mutant("gate", "a gate in natural log is scaled by log2(e) twice")
+@mutant("gate", "a gate in natural log is scaled by log2(e) twice", link="flashinfer #2490")
 class GateLog2Twice(Emulated):
     def exp(self, x):
         return torch.exp(x * LOG2_E)
 
 
-@mutant("gate", "the gate is clamped at -5: a bounded gate taken for a clamp")
+@mutant("gate", "the gate is clamped at -5: a bounded gate taken for a clamp", link="tokenspeed #847")
 class GateClamp(Emulated):
     def gate(self, g):
         return g.clamp(min=-5.0)

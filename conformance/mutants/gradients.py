@@ -112,7 +112,7 @@ class GradDiagonal(Emulated):
         return self.exp((G[:, :, None] - G[:, None]).masked_fill(future, -torch.inf))
 
 
-@mutant("backward", "gradients of a ragged tail are not written")
+@mutant("backward", "gradients of a ragged tail are not written", link="FlashQLA #28")
 class GradTail(Emulated):
     def host_gradients(self, grads, call):
         T = call.q.shape[1] // self.contract.chunk_size * self.contract.chunk_size

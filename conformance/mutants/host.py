@@ -89,7 +89,7 @@ class EmptySegmentsSkipped(Emulated):
         return torch.cat([S, pad])
 
 
-@mutant("heads", "value heads take key heads in turn instead of in groups")
+@mutant("heads", "value heads take key heads in turn instead of in groups", link="vllm-ascend #3309")
 class HeadsInTurn(Emulated):
     def heads(self, call):
         q, k, v, g, beta = super().heads(call)
@@ -98,7 +98,7 @@ class HeadsInTurn(Emulated):
         return q, k, v, g, beta
 
 
-@mutant("heads", "the first key head for all")
+@mutant("heads", "the first key head for all", link="flash-linear-attention #1115")
 class HeadsFirst(Emulated):
     def heads(self, call):
         q, k, v, g, beta = super().heads(call)
@@ -155,7 +155,7 @@ class QueriesOverwritten(Emulated):
         return super().scale_queries(q, call, v)
 
 
-@mutant("memory", "the state is updated in place and returned")
+@mutant("memory", "the state is updated in place and returned", link="sglang #29472")
 class StateInPlace(Emulated):
     def run(self, call, want):
         results = super().run(call, want)
@@ -164,7 +164,7 @@ class StateInPlace(Emulated):
         return results
 
 
-@mutant("memory", "a mask that multiplies: 0 * NaN of a neighbour")
+@mutant("memory", "a mask that multiplies: 0 * NaN of a neighbour", link="flash-linear-attention #1007")
 class MaskMultiplies(Emulated):
     def heads(self, call):
         q, k, v, g, beta = super().heads(call)
@@ -188,7 +188,7 @@ class RaceOnState(Emulated):
         return super().output(q, Aqk, stale * S, v_new, G)
 
 
-@mutant("race", "sums in an order that changes from run to run")
+@mutant("race", "sums in an order that changes from run to run", link="flash-linear-attention #953")
 class SumOrder(Emulated):
     calls = 0
 
@@ -213,7 +213,7 @@ class StaleCache(Emulated):
         return self.cache.setdefault(tuple(beta.shape), beta.detach().clone())
 
 
-@mutant("contract", "half-precision operands where fp32 is declared", on="fp32")
+@mutant("contract", "half-precision operands where fp32 is declared", on="fp32", link="cudnn-frontend #596")
 class OperandsTf32(Emulated):
     def product(self, x, y):
         return to_format(x, "tf32") @ to_format(y, "tf32")
@@ -240,7 +240,7 @@ class StateDtype(Emulated):
         return S.to(torch.bfloat16)
 
 
-@mutant("contract", "the final state comes in V x K where it is not square")
+@mutant("contract", "the final state comes in V x K where it is not square", link="vllm #41292")
 class StateShape(Emulated):
     def final_state(self, S, call):
         return S.transpose(-1, -2).contiguous()

@@ -48,7 +48,7 @@ class StateStale(Emulated):
         return (o, super().segment([x[:, :whole] for x in rows], S)[1]) if T else (o, after)
 
 
-@mutant("state", "ragged tails are not in the final state")
+@mutant("state", "ragged tails are not in the final state", link="sglang #31474")
 class StateWithoutTail(Emulated):
     def segment(self, rows, S):
         T, C = rows[0].shape[1], self.contract.chunk_size
@@ -93,7 +93,7 @@ class InitialStateTransposed(Emulated):
         return S.transpose(-1, -2) if S.shape[-1] == S.shape[-2] else S
 
 
-@mutant("state", "the initial state is read in the wrong order of elements")
+@mutant("state", "the initial state is read in the wrong order of elements", link="vllm #41292")
 class InitialStateReinterpreted(Emulated):
     def initial_state(self, call, v, n, states):
         S = super().initial_state(call, v, n, states)
