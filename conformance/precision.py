@@ -22,7 +22,8 @@ def roundoff(name: str) -> float:
 def to_format(x: Tensor, name: str) -> Tensor:
     """x rounded to a format, in x's dtype; the gradient is that of x itself, rounded to the format too."""
     if name == "tf32":
-        return x + (_short_mantissa(x.detach()) - x).detach()
+        moved = _short_mantissa(x.detach()) - x.detach()
+        return x + torch.where(x.detach().isfinite(), moved, torch.zeros_like(moved))
     dtype = DTYPES[name]
     return x if dtype == x.dtype else x.to(dtype).to(x.dtype)
 
