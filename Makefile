@@ -8,7 +8,7 @@ LAB_READY := $(VENV)/.lab-ready
 WORKBOOK := tutorials/workbook
 LAB_OPTIONS ?=
 
-.PHONY: verify test test-gpu lint types format bench kernels-report notebooks lab docs clean
+.PHONY: verify test test-gpu lint types format bench kernels-report notebooks lab docs mutation clean
 
 verify: $(READY)
 	$(BIN)/kimi-linear verify
@@ -60,6 +60,15 @@ lab: $(LAB_READY)
 $(LAB_READY): $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[lab]"
 	touch $(LAB_READY)
+
+# Plants small changes in the code that decides verdicts; at least nine of ten have to fail a test. Takes its time.
+MUTATED := $(VENV)/mutation
+mutation: $(READY)
+	$(BIN)/python -m pip install --quiet -c constraints.txt "mutmut>=3.3"
+	rm -rf $(MUTATED) && mkdir -p $(MUTATED)/kimi_linear
+	cp -r reference conformance triton_kernels cli $(MUTATED)/kimi_linear/
+	cp -r tests pyproject.toml $(MUTATED)/
+	cd $(MUTATED) && $(abspath $(BIN))/mutmut run --max-children $(WORKERS) && $(abspath $(BIN))/mutmut results
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -23,8 +23,10 @@ from ..conformance.record import Record
 from ..conformance.report import as_json, explain_failures, text
 from ..conformance.suite import Report, all_checks, check_by_id, run_suite
 from ..conformance.waivers import read_waivers
+from .algebra import algebra_command
 from .repro import repro_command
 from .score import score_command
+from .search import FOLDER, Examples, Minutes, searched
 
 PASS, FAIL, ERROR = 0, 1, 2
 
@@ -59,6 +61,8 @@ def run(
     resume: Annotated[
         Path | None, typer.Option(metavar="FILE", dir_okay=False, help="Keep verdicts there, and go on from them.")
     ] = None,
+    search: Minutes = 0.0,
+    examples: Examples = FOLDER,
 ) -> None:
     """Judge a kernel. Exit code 0 when it passes, 1 when it does not, 2 when it cannot be judged.
 
@@ -75,12 +79,14 @@ def run(
             with progress() as tell:
                 report = run_suite(kernel, full or bool(only), only or (), excused, seconds, tell, record)
                 explained = explain_failures(report, kernel, adapter, seconds, tell=tell)
+                found = searched(kernel, 0.0 if report.missing else search, examples, full, seconds, tell)
             if json_file is not None:
-                json_file.write_text(json.dumps(as_json(report, explained), indent=2) + "\n")
+                said = as_json(report, explained) | ({"search": [one.as_json() for one in found]} if found else {})
+                json_file.write_text(json.dumps(said, indent=2) + "\n")
             if report_file is not None:
                 report_file.write_text(page(report, explained, adapter))
-            typer.echo(text(report, kernel, adapter, every, explained))
-    raise typer.Exit(exit_code(report))
+            typer.echo("\n".join([text(report, kernel, adapter, every, explained), *map(str, found)]))
+    raise typer.Exit(max(exit_code(report), FAIL * any(one.verdict.failed for one in found)))
 
 
 def exit_code(report: Report) -> int:
@@ -116,6 +122,7 @@ def explain(check: Annotated[str, typer.Argument(metavar="CHECK")]) -> None:
 
 conformance.command("repro")(repro_command)
 conformance.command("score")(score_command)
+conformance.command("algebra")(algebra_command)
 
 
 @contextmanager

@@ -50,6 +50,11 @@ class Found:
         lines += [f"  {self.verdict.reason}"] if self.verdict.reason else []
         return "\n".join([*lines, f"  {code_of(self.case)}"])
 
+    def as_json(self) -> dict[str, Any]:
+        finite = {name: r if math.isfinite(r) else "inf" for name, r in self.verdict.ratios.items()}
+        known = {"status": self.verdict.status, "reason": self.verdict.reason, "contract": str(self.verdict.contract)}
+        return {**known, "tries": self.tries, "ratios": finite, "case": code_of(self.case)}
+
 
 def code_of(case: Case) -> str:
     """The case as the Python expression that makes it."""
@@ -108,6 +113,7 @@ class _Hunt:
             max_examples=ROUND,
             deadline=None,
             database=database,
+            derandomize=False,  # the seed decides
             report_multiple_bugs=False,
             suppress_health_check=list(h.HealthCheck),
             verbosity=h.Verbosity.quiet,

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from kimi_linear.cli.main import app
 from kimi_linear.conformance.score import Score
 from kimi_linear.conformance.score_text import score_lines
+from kimi_linear.reference.naive import kda_scan
 
 WRONG = "kimi_linear.conformance.adapters.wrong"
 CHUNKED = "kimi_linear.conformance.adapters.chunked"
@@ -32,6 +33,28 @@ def test_json_holds_every_verdict(tmp_path):
     report = json.loads(file.read_text())
     assert report["counts"]["pass"] == len(report["verdicts"]) == 3  # one a contract
     assert report["identity"].endswith("chunk_kda")
+
+
+def test_a_search_follows_the_checks_and_keeps_what_it_found(tmp_path):
+    file, examples = tmp_path / "report.json", tmp_path / "examples"
+    options = ("--search", "0.05", "--examples", str(examples), "--json", str(file), "--only", "shape.T=2")
+    found = command("run", WRONG, *options)
+    assert found.exit_code == 1
+    assert "FAILS" in found.stdout
+    assert "Case('search', 'search', 'found by search'" in found.stdout
+    assert json.loads(file.read_text())["search"][0]["status"] == "fail"
+    assert any(examples.iterdir())
+
+
+def test_algebra_compares_every_number_and_fails_when_one_differs(monkeypatch):
+    good = command("algebra", "--heads", "1", "--seed", "3")
+    assert good.exit_code == 0
+    assert "0 of 36 rows differ" in good.stdout
+    assert "0, 33, 1, 70" in good.stdout
+    monkeypatch.setattr("kimi_linear.conformance.algebra.kda_scan", lambda *x, scale, S: kda_scan(*x, scale=1, S=S))
+    bad = command("algebra", "--heads", "1")
+    assert bad.exit_code == 1
+    assert "36 of 36 rows differ" in bad.stdout
 
 
 def test_waivers_have_reasons_and_are_loud_when_they_are_not_needed(tmp_path):

@@ -99,7 +99,6 @@ def test_the_truth_and_its_gradients_agree_with_fifty_digits(hard, contract):
     ratios = own_ratios(problem_of(case, CAPS, contract))
     assert set(ratios) == {"o", "final_state", "dq", "dk", "dv", "dg", "dbeta", "dh0"}
     assert max(ratios.values()) < CERTIFIED, ratios
-    print("RATIO", max(ratios.values()))
 
 
 def test_a_truth_that_is_off_by_a_quarter_of_an_fp32_rounding_would_not_be_certified():

@@ -10,7 +10,7 @@ from kimi_linear.conformance.mutants import MUTANTS, build
 from kimi_linear.conformance.panel import chunk_kernel, recurrent_kernel
 from kimi_linear.conformance.search import TYPICAL, code_of, log2_ratio, search, verdict_on
 from kimi_linear.conformance.verdict import Verdict
-from strange_kernels import Correct, Raises
+from strange_kernels import Correct, Raises, WrongFromToken40
 
 LONG = 60.0  # minutes: the number of cases ends these searches, not the clock
 
@@ -27,20 +27,18 @@ def cosine_of(case):
 def test_a_doubling_inverse_in_half_precision_is_found_from_typical_knobs():
     kernel = planted("InverseDoublingFp16")
     assert not verdict_on(TYPICAL, Bench(kernel, kernel.capabilities(), kernel.contract)).failed
-    (found,) = search(kernel, LONG, tries=150)
+    (found,) = search(kernel, LONG, tries=60)
     assert found.verdict.failed
     assert found.case.keys.startswith("runs") or cosine_of(found.case) > 0.5
     assert "FAILS" in str(found)
-    (again,) = search(kernel, LONG, tries=150)
-    assert again.case == found.case
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kernel", [chunk_kernel(16, "bf16"), recurrent_kernel("fp32")], ids=lambda k: k.identity())
 def test_nothing_is_found_in_a_correct_kernel(kernel):
-    (found,) = search(kernel, LONG, tries=60)
+    (found,) = search(kernel, LONG, tries=25)
     assert found.verdict.status == "pass"
-    assert found.tries >= 60
+    assert found.tries >= 25
     assert 0.3 < found.verdict.worst < 8  # the worst of what was tried is shown
     assert "passes" in str(found)
 
@@ -50,6 +48,11 @@ def test_a_kernel_that_raises_is_found_with_the_reason_and_shrunk_to_the_dullest
     assert "raises RuntimeError" in found.verdict.reason
     assert (found.case.T, found.case.B, found.case.lengths) == (1, 1, None)
     assert any(tmp_path.iterdir())  # the next search begins with it
+
+
+def test_without_a_folder_a_search_is_the_same_every_time():
+    cases = [search(WrongFromToken40(), LONG, tries=15)[0].case for _ in range(2)]
+    assert cases[0] == cases[1] != TYPICAL
 
 
 def test_time_ends_a_search_and_each_contract_has_its_own():
