@@ -205,6 +205,7 @@ ByNumber = dict[str, Callable[[Draw, Shape, float], Array]]
 KEYS_BY_NUMBER: ByNumber = {
     "cosine": _common,
     "flipped": lambda d, s, cosine: _common(d, s, cosine) * (2 * d.integers(0, 1, *s[:3], 1) - 1),
+    "length": lambda d, s, length: length * unit(d.normal(*s)),
     "runs": lambda d, s, length: unit(d.normal(*s))[:, np.arange(s[1]) // int(length)],
 }
 GATES_BY_NUMBER: ByNumber = {"mean": lambda d, s, mean: mean * soft(d.normal(*s))}

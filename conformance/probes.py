@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..reference.naive import recurrent_kda
+from . import cases
 from .bench import TOKEN_TENSORS, Bench
 from .gold import Results, envelopes_of, truth_of
 from .limits import PROBE_BEYOND, PROBE_COEFFICIENT
@@ -39,6 +40,7 @@ PROBE_KNOBS = {
     "V": 32,
     "seed": 5,
 }
+NORM_KNOBS = {"front": "l2norm", "keys": "length_0.01", "queries": "length_0.01"}  # eps is 1 % below the root
 LOG2E_BF16 = 1.4453125  # log2(e) in bf16
 
 
@@ -97,6 +99,18 @@ def state_in_bf16(problem: Problem) -> Results:
     return {"o": torch.cat(outputs, 1), "final_state": S}
 
 
+def eps_outside(problem: Problem) -> Results:
+    """q and k over |x| + eps, where sqrt(|x|^2 + eps) is meant: the length that the inputs of this probe have."""
+    assert problem.raw is not None
+    raw_q, raw_k = problem.raw.inputs[:2]
+    q, k = (x / (x.norm(dim=-1, keepdim=True) + problem.raw.front_end.l2norm_eps) for x in (raw_q, raw_k))
+    return results_of(problem, q=q, k=k)
+
+
+def _normalises(bench: Bench) -> str | None:
+    return cases.why_not(bench.case(**NORM_KNOBS), bench.caps, bench.contract)
+
+
 def _chunked(bench: Bench) -> str | None:
     return None if bench.contract.chunk_size else "a kernel without chunks has no cumulative gate"
 
@@ -119,6 +133,7 @@ PROBES = [
         knobs={"beta": "zero"},  # products read the state in their operands' format, and no write hides the rest
         results=("final_state",),
     ),
+    Probe("probe.l2norm_eps", "eps of the normalisation outside its root", eps_outside, _normalises, NORM_KNOBS),
 ]
 
 

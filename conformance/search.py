@@ -180,7 +180,7 @@ def knobs(bench: Bench) -> SearchStrategy[Case]:
     from hypothesis import strategies as st
 
     caps, C = bench.caps, bench.contract.chunk_size or 32
-    size = 6 if bench.half else 20
+    size = 6 if bench.half else 10
     return st.builds(
         _case,
         T=st.integers(1, 2 * C + 5),

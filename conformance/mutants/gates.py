@@ -278,3 +278,9 @@ class BetaHeadsReversed(Emulated):
 class BetaFirstHead(Emulated):
     def strength(self, beta):
         return beta[..., :1].expand_as(beta)
+
+
+@mutant("front", "eps of the normalisation stands outside its root", link="Rapid-MLX #1817")
+class NormEpsOutside(Emulated):
+    def l2norm(self, x, eps):
+        return x / (x.norm(dim=-1, keepdim=True) + eps)

@@ -69,7 +69,12 @@ TIERS = {
     "gradients.state_only": "GradFinalStateIgnored",
     "probe.beta_bf16": "BetaBf16",
     "probe.gate_bf16": "GateBf16",
+    "probe.log2e": "Log2eOfState",
+    "probe.state_bf16": "StateBf16Between",
+    "probe.l2norm_eps": "NormEpsOutside",
     "probe.bits": "FinalStateBf16",
+    "limit.gradient_duality": "GradGateOfKeys",
+    "limit.gradient_split": "GradBetaOfKeys",
 }
 
 
