@@ -1,6 +1,7 @@
 """`kimi-linear conformance`: exit codes, output, waivers."""
 
 import json
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -8,6 +9,8 @@ from typer.testing import CliRunner
 from kimi_linear.cli.main import app
 from kimi_linear.conformance.score import Score
 from kimi_linear.conformance.score_text import score_lines
+from kimi_linear.conformance.search import TYPICAL, Found
+from kimi_linear.conformance.verdict import Verdict
 from kimi_linear.reference.naive import kda_scan
 
 WRONG = "kimi_linear.conformance.adapters.wrong"
@@ -35,26 +38,44 @@ def test_json_holds_every_verdict(tmp_path):
     assert report["identity"].endswith("chunk_kda")
 
 
-def test_a_search_follows_the_checks_and_keeps_what_it_found(tmp_path):
+@pytest.mark.parametrize("status", ["pass", "fail"])
+def test_a_search_follows_the_checks_and_decides_with_them(status, tmp_path, monkeypatch):
+    asked = []
+
+    def search(kernel, minutes, tell, folder, full, seconds):
+        asked.append((minutes, folder))
+        return [Found(Verdict("search", "search", status, "a reason", {"o": 9.0}), TYPICAL, 12)]
+
+    monkeypatch.setattr("kimi_linear.cli.search.search", search)
     file, examples = tmp_path / "report.json", tmp_path / "examples"
-    options = ("--search", "0.05", "--examples", str(examples), "--json", str(file), "--only", "shape.T=2")
-    found = command("run", WRONG, *options)
-    assert found.exit_code == 1
-    assert "FAILS" in found.stdout
-    assert "Case('search', 'search', 'found by search'" in found.stdout
-    assert json.loads(file.read_text())["search"][0]["status"] == "fail"
-    assert any(examples.iterdir())
+    options = ("--search", "3", "--examples", str(examples), "--json", str(file), "--only", "shape.T=2")
+    found = command("run", CHUNKED, *options)
+    assert found.exit_code == (status == "fail")
+    assert asked == [(3.0, examples)]
+    assert "search, 12 cases" in found.stdout
+    assert "Case('search', 'search', 'what published tests draw', T=64" in found.stdout
+    assert json.loads(file.read_text())["search"][0]["status"] == status
+    command("run", CHUNKED, "--only", "shape.T=2")
+    assert len(asked) == 1
+
+
+def test_a_search_without_hypothesis_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    found = command("run", CHUNKED, "--search", "1", "--only", "shape.T=2")
+    assert found.exit_code == 2
+    assert "pip install kimi-linear-reference[search]" in found.stderr
 
 
 def test_algebra_compares_every_number_and_fails_when_one_differs(monkeypatch):
+    monkeypatch.setattr("kimi_linear.conformance.algebra.SIZES", [(17,), (0, 33, 1)])
     good = command("algebra", "--heads", "1", "--seed", "3")
     assert good.exit_code == 0
-    assert "0 of 36 rows differ" in good.stdout
-    assert "0, 33, 1, 70" in good.stdout
+    assert "0 of 8 rows differ" in good.stdout
+    assert "0, 33, 1" in good.stdout
     monkeypatch.setattr("kimi_linear.conformance.algebra.kda_scan", lambda *x, scale, S: kda_scan(*x, scale=1, S=S))
     bad = command("algebra", "--heads", "1")
     assert bad.exit_code == 1
-    assert "36 of 36 rows differ" in bad.stdout
+    assert "8 of 8 rows differ" in bad.stdout
 
 
 def test_waivers_have_reasons_and_are_loud_when_they_are_not_needed(tmp_path):
