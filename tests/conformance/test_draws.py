@@ -15,7 +15,20 @@ from kimi_linear.conformance.problem import problem_of
 from kimi_linear.conformance.verdict import judge_by_ratio
 
 DRAWS = 100
-UNIT = [*sorted(set(KEYS) - {"small_integers", "five_bits"}), "cosine_0.97", "flipped_0.9", "runs_5"]
+UNIT = [
+    "random",
+    "positive",
+    "duplicate",
+    "flipped",
+    "runs",
+    "one_hot",
+    "signed_one_hot",
+    "cycle",
+    "tiny",
+    "zero",
+    "long",
+]
+UNIT += ["cosine_0.9", "cosine_0.97", "flipped_0.9", "runs_5"]
 DEFINED = sorted(set(GATES) - {"minus_infinity"})  # which other kernels need not take
 
 
