@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from random import SystemRandom
 from typing import TYPE_CHECKING, Any
 
 from .adapter import Adapter, Capabilities
@@ -113,14 +112,12 @@ class _Hunt:
             max_examples=ROUND,
             deadline=None,
             database=database,
-            derandomize=False,  # the seed decides
+            derandomize=False,
             report_multiple_bugs=False,
             suppress_health_check=list(h.HealthCheck),
             verbosity=h.Verbosity.quiet,
         )
-        seed = number if self.folder is None else SystemRandom().randrange(2**32)
 
-        @h.seed(seed)
         @options
         @h.given(knobs(self.bench))
         def try_one(case: Case) -> None:
@@ -130,8 +127,9 @@ class _Hunt:
                 self.minimal = case  # the last one that hypothesis shows is the smallest
                 raise _WrongError
 
+        again = h.seed(number)(try_one) if self.folder is None else try_one  # a seed would leave the folder alone
         try:
-            try_one()
+            again()
         except _WrongError:
             return
         self.minimal = None
