@@ -65,10 +65,12 @@ def results_of(problem: Problem, **tensors: Tensor) -> Results:
 
 
 def beta_in_bf16(problem: Problem) -> Results:
+    """beta rounded to bf16."""
     return results_of(problem, beta=to_format(problem.judge.beta, "bf16"))
 
 
 def gate_in_bf16(problem: Problem) -> Results:
+    """The gate rounded to bf16."""
     return results_of(problem, g=to_format(problem.judge.g, "bf16"))
 
 
@@ -82,6 +84,7 @@ def cumulative_gate_in_bf16(problem: Problem) -> Results:
 
 
 def log2e_in_bf16(problem: Problem) -> Results:
+    """Gates times log2(e) as bf16 holds it, over log2(e)."""
     return results_of(problem, g=problem.judge.g * (LOG2E_BF16 * math.log(2)))
 
 

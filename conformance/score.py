@@ -60,10 +60,12 @@ class Score:
 
     @property
     def survivors(self) -> list[str]:
+        """Mutants that no check kills."""
         return [name for name, checks in self.kills.items() if not checks]
 
     @property
     def killed(self) -> int:
+        """How many mutants some check kills."""
         return len(self.kills) - len(self.survivors)
 
     @property
@@ -121,6 +123,7 @@ class Score:
         return chosen
 
     def as_json(self) -> dict[str, Any]:
+        """The score for machines."""
         return {
             "mode": "full" if self.full else "quick",
             "ok": self.ok,

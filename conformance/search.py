@@ -50,6 +50,7 @@ class Found:
         return "\n".join([*lines, f"  {code_of(self.case)}"])
 
     def as_json(self) -> dict[str, Any]:
+        """The outcome for machines; the case as code."""
         finite = {name: r if math.isfinite(r) else "inf" for name, r in self.verdict.ratios.items()}
         known = {"status": self.verdict.status, "reason": self.verdict.reason, "contract": str(self.verdict.contract)}
         return {**known, "tries": self.tries, "ratios": finite, "case": code_of(self.case)}
@@ -94,6 +95,7 @@ class _Hunt:
     minimal: Case | None = None
 
     def run(self) -> Found:
+        """Rounds until something fails or the time is over."""
         self.end = time.monotonic() + self.seconds
         self.judge(TYPICAL)
         number = 0
@@ -146,6 +148,7 @@ class _Hunt:
         return verdict
 
     def over(self) -> bool:
+        """Whether the time, or the number of cases, is used up."""
         return time.monotonic() > self.end or (self.tries is not None and len(self.verdicts) >= self.tries)
 
 
