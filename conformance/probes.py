@@ -40,7 +40,11 @@ PROBE_KNOBS = {
     "V": 32,
     "seed": 5,
 }
-NORM_KNOBS = {"front": "l2norm", "keys": "length_0.01", "queries": "length_0.01"}  # eps is 1 % below the root
+NORM_KNOBS: dict[str, object] = {
+    "front": "l2norm",
+    "keys": "length_0.01",
+    "queries": "length_0.01",
+}  # eps is 1 % below the root
 LOG2E_BF16 = 1.4453125  # log2(e) in bf16
 
 
