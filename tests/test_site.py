@@ -73,6 +73,7 @@ def test_columns_of_a_docstring_become_code_and_prose_does_not():
 def test_what_a_tutorial_prints_and_draws_is_on_its_page():
     shown, pages = load("build_site").shown, {}
     assert shown({"output_type": "stream", "text": "four\n"}, "p.png", pages) == "\n```text\nfour\n```\n"
+    assert shown({"data": {"text/markdown": "*see*", "text/plain": "<Markdown>"}}, "p.png", pages) == "\n*see*\n"
     assert "](p.png)" in shown({"data": {"image/png": "aGk=", "text/plain": "<Figure>"}}, "p.png", pages)
     assert pages == {"tutorials/p.png": b"hi"}
     sentence = {"data": {"text/markdown": "*So.*", "text/plain": "<Markdown>"}}
