@@ -35,7 +35,6 @@ EXPLAIN_SECONDS = 90.0  # for all failures together
 NAMED = 3  # suspects
 NOT_AGAIN = "(once more: )?hangs|passes, though a waiver"  # running it again takes long, or tells nothing
 APART = 0.2  # of likeness: a suspect that is so much farther than the first is none
-UNLIKE_SIZE = 10.0  # times as large, or as small, an error is no suspect's
 CALLS = 6  # of a relation that are judged one by one
 
 
@@ -87,8 +86,7 @@ class Explanation:
     def alike(self) -> list[Suspect]:
         """Suspects that are near enough to be named."""
         enough = max(ALIKE, self.suspects[0].likeness - APART) if self.suspects else ALIKE
-        near = [one for one in self.suspects if one.likeness >= enough and 1 / UNLIKE_SIZE < one.size < UNLIKE_SIZE]
-        return near[:NAMED]
+        return [suspect for suspect in self.suspects[:NAMED] if suspect.likeness >= enough]
 
     @property
     def first_wrong(self) -> ResultRow | None:
@@ -103,19 +101,16 @@ def explain_failures(
     seconds: float = EXPLAIN_SECONDS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Explanation]:
-    """Explanations of a report's failures, in its order; of an interrupted run without what costs seconds."""
+    """Explanations of a report's failures, in its order."""
     caps, deadline = adapter.capabilities(), time.monotonic() + seconds
     failed = [v for v in report.verdicts if v.failed and v.contract is not None]
     found: dict[int, Explanation] = {}
-    try:
-        for index in _one_of_each_family_first(failed):
-            verdict, left = failed[index], max(deadline - time.monotonic(), 0.0)
-            assert verdict.contract is not None
-            tell(f"looking into {verdict.id}")
-            bench = Bench(adapter, caps, verdict.contract, case_seconds)
-            found[index] = explain_one(verdict, bench, where, 0.0 if report.missing else left)
-    except KeyboardInterrupt:  # who cannot wait gets what there is
-        tell("interrupted")
+    for index in _one_of_each_family_first(failed):
+        verdict = failed[index]
+        assert verdict.contract is not None
+        tell(f"looking into {verdict.id}")
+        bench = Bench(adapter, caps, verdict.contract, case_seconds)
+        found[index] = explain_one(verdict, bench, where, max(deadline - time.monotonic(), 0.0))
     return [found[index] for index in sorted(found)]
 
 
@@ -144,8 +139,7 @@ def explain_one(
         told.searched = True
         if problem is not None and cause:
             _find_cause(told, bench, problem, deadline - time.monotonic())
-        left = min(SHRINK_SECONDS, deadline - time.monotonic())
-        told.smallest = shrink(verdict, bench, left) if left > 0 else None
+        told.smallest = shrink(verdict, bench, min(SHRINK_SECONDS, max(deadline - time.monotonic(), 0.0)))
         told.script = repro_script(check, bench.contract, where, told.smallest, case)
     return told
 

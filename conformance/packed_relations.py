@@ -38,6 +38,18 @@ def packed_is_separate(bench: Bench) -> None:
         must_equal(got["final_state"][n : n + 1], want["final_state"], f"final_state of packed segment {n}")
 
 
+@relation("packed_no_state", "a segment that starts from the state of another where none is passed", "packed")
+def packed_no_state(bench: Bench) -> None:
+    """Packed segments without initial states start from zeros."""
+    case = bench.case(**PACKED, state="none")
+    x = bench.inputs(case)
+    N = len(list(_segments(x)))
+    zeros = torch.zeros(N, x.v.shape[2], x.q.shape[-1], x.v.shape[-1]).double()
+    want, got = bench.run(case, changed(x, h0=zeros)), bench.run(case, x)
+    for name in want:
+        must_equal(got[name], want[name], f"{name} of packed segments without initial states, against zeros")
+
+
 @relation("packed_neighbours", "a tile that reads over a segment's end, or a multiplication as a mask", "packed")
 def packed_neighbours(bench: Bench) -> None:
     """NaN, or a huge number, in one segment and past the last leaves the others alone."""

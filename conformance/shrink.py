@@ -1,9 +1,8 @@
 """Making a failing input smaller, as property testing does: the smallest one that still fails alike.
 
-Sizes are lowered one by one, in coarse steps and then to the smallest, for as long as the check fails in the same
-result; a state and a gate go where the failure does not need them. The first trial ends where the first bad row was.
-A case of the catalogue has all knobs to lower. A relation or a closed form makes its own cases, so it gets a bench
-that lowers their sizes; a probe, a statistic, keeps its size.
+Sizes are lowered one by one, smallest candidate first, for as long as the check fails in the same result; a state and
+a gate go where the failure does not need them. A case of the catalogue has all knobs to lower. A relation, a closed
+form makes its own cases, so it gets a bench that lowers their sizes; a probe, a statistic, keeps its size.
 
 Rows of one channel have coarse statistics, so a smaller failure counts only where it is as clear as the first, and
 where a kernel known to be correct, under the same contract, passes.
@@ -48,7 +47,6 @@ SMALL = (
     64,
     65,
 )  # sizes tried first, edges of chunks included
-SMALL_ENOUGH = 8  # a size from which coarse steps save nothing
 LEAST = {"T": 0, "past_end": 0}  # 1 for every other size
 CLEAR = 4.0  # times the limit: a failure that is clearer than this may lose some of it
 BENCH_SIZES = {
@@ -150,7 +148,7 @@ def likeness(verdict: Verdict) -> tuple[object, ...]:
 
 @dataclass
 class _Search:
-    """Knob after knob lowered, and again until nothing gets smaller or the time is up."""
+    """Knob after knob to its smallest, and again until nothing gets smaller or the time is up."""
 
     trial: _Trial
     control: _Trial
@@ -160,17 +158,16 @@ class _Search:
     started: float = field(default_factory=time.monotonic)
 
     def run(self, knobs: Knobs, best: Verdict) -> tuple[Knobs, Verdict]:
-        knobs, best = self.first_of(self.trial.hints(best), knobs, best)
         before = None
         while knobs != before:
             before = knobs
             for name in self.trial.names(knobs):
-                knobs, best = self.first_of(self.trial.smaller(name, knobs), knobs, best)
+                knobs, best = self.lowered(name, knobs, best)
         return knobs, best
 
-    def first_of(self, candidates: Iterable[Knobs], knobs: Knobs, best: Verdict) -> tuple[Knobs, Verdict]:
-        """The first candidate that fails alike, or what there is."""
-        for smaller in candidates:
+    def lowered(self, name: str, knobs: Knobs, best: Verdict) -> tuple[Knobs, Verdict]:
+        """One knob at the first of its candidates, smallest first, that fails alike."""
+        for smaller in self.trial.smaller(name, knobs):
             if time.monotonic() > self.deadline:
                 break
             self.tried += 1
@@ -194,16 +191,12 @@ class _Trial:
     def verdict(self, knobs: Knobs) -> Verdict:
         raise NotImplementedError
 
-    def hints(self, verdict: Verdict) -> Iterable[Knobs]:
-        """Knobs that the place of the failure suggests."""
-        return ()
-
     def names(self, knobs: Knobs) -> Iterable[str]:
         """The knobs that can be lowered, the most telling first."""
         raise NotImplementedError
 
     def smaller(self, name: str, knobs: Knobs) -> Iterator[Knobs]:
-        """Candidates with that knob lowered."""
+        """Candidates with that knob lowered, smallest first."""
         raise NotImplementedError
 
     def smallest(self, knobs: Knobs, verdict: Verdict, tried: int, seconds: float) -> Smallest:
@@ -231,14 +224,6 @@ class _CaseTrial(_Trial):
 
     def verdict(self, knobs: Knobs) -> Verdict:
         return case_check(self.made(knobs), price=False)(self.bench)
-
-    def hints(self, verdict: Verdict) -> Iterable[Knobs]:
-        """One sequence up to the first bad token."""
-        place = verdict.place
-        if place is None or place.segment is None or place.token_of_segment is None or place.result != "o":
-            return ()
-        length = place.token_of_segment + 1
-        return ({"B": 1, "T": length},) if self.case.lengths is None else ({"lengths": (length,), "past_end": 0},)
 
     def names(self, knobs: Knobs) -> Iterable[str]:
         if self.case.lengths is None:
@@ -293,10 +278,9 @@ class _CheckTrial(_Trial):
 
 
 def _sizes(name: str, now: int) -> Iterator[int]:
-    """Candidates below a size: coarse steps first, which make the next trials cheap, then the smallest and up."""
-    coarse = [now // 4, now // 2] if now > SMALL_ENOUGH else []
-    candidates = dict.fromkeys([*coarse, *sorted({*SMALL, now // 2, now - now // 4, now - 1})])
-    return (n for n in candidates if LEAST.get(name, 1) <= n < now)
+    """Candidates below a size, smallest first."""
+    least = LEAST.get(name, 1)
+    yield from sorted({n for n in (*SMALL, now // 2, now - now // 4, now - 1) if least <= n < now})
 
 
 def _shorter(lengths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

@@ -141,6 +141,13 @@ class StateLeaks(Emulated):
         return states[-1] if n and call.cu_seqlens is not None else S
 
 
+@mutant("state", "the state carries on into the next packed segment where no initial state is passed")
+class StateLeaksUnlessPassed(Emulated):
+    def initial_state(self, call, v, n, states):
+        S = super().initial_state(call, v, n, states)
+        return states[-1] if n and call.cu_seqlens is not None and call.initial_state is None else S
+
+
 @mutant("state", "an empty segment's state stays unwritten", link="FlashKDA #24")
 class StateOfEmptyUnwritten(Emulated):
     def segment(self, rows, S):

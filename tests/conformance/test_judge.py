@@ -51,6 +51,7 @@ TIERS = {
     "relation.batch_order": "BatchFirst",
     "relation.head_order": "GateFirstHead",
     "relation.packed_is_separate": "StateLeaks",
+    "relation.packed_no_state": "StateLeaksUnlessPassed",
     "relation.batch_neighbours": "MaskMultiplies",
     "relation.scaled_values": "StateFlushed",
     "values.square_state": "FinalStateTransposed",
