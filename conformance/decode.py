@@ -38,6 +38,7 @@ def decoding_check(
 
 
 def worst(verdicts: list[Verdict]) -> Verdict:
+    """The verdict that decides: a failure if there is one, then the largest ratio."""
     return max(verdicts, key=lambda verdict: (verdict.failed, verdict.worst))
 
 

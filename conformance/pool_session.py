@@ -20,6 +20,7 @@ PER_TOKEN = ("q", "k", "v", "g", "beta")
 
 
 def pool_of(bench: Bench) -> Pool:
+    """The pool that the adapter declares; only decoders have one."""
     assert bench.caps.pool is not None
     return bench.caps.pool
 

@@ -74,6 +74,7 @@ def must_refuse_step(bench: Bench, spoil: Spoil, argument: str) -> None:
 
 
 def refused(bench: Bench, call: Call, argument: str, want: frozenset[str]) -> None:
+    """Pass where the call raises an error that names the argument; RelationBroken with what came instead."""
     try:
         with time_limit(bench.seconds):
             bench.adapter.run(call, want)
@@ -145,6 +146,7 @@ def packed_batch(call: Call) -> Call:
 
 
 def with_offsets(call: Call, *offsets: int) -> Call:
+    """The call with other segment offsets, in the dtype that it had."""
     assert call.cu_seqlens is not None
     return replace(call, cu_seqlens=torch.tensor(offsets, dtype=call.cu_seqlens.dtype))
 

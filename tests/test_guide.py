@@ -88,7 +88,7 @@ MAY_IMPORT = {
     "conformance": {"reference", "reference/naive", "reference/chunked"},
     "conformance/adapters": {"conformance", "reference", "reference/naive", "reference/chunked", "triton_kernels"},
 }
-EVERYTHING = {"cli", "integrations"}
+EVERYTHING = {"cli"}
 
 
 def folder_of(path):

@@ -166,18 +166,16 @@ def folders() -> Figure:
     box(ax, 4.2, 1.55, 1.7, 0.85, "model", "Kimi Linear", PARALLEL)
     box(ax, 6.2, 1.55, 1.8, 0.85, "triton_kernels", "the fast tier", SERIAL)
     box(ax, 1.2, 2.85, 1.9, 0.85, "conformance", "the judge", OUTSIDE)
-    box(ax, 3.4, 2.85, 1.9, 0.85, "cli", "kimi-linear", OUTSIDE)
-    box(ax, 5.6, 2.85, 2.4, 0.85, "integrations", "other people's libraries", OUTSIDE)
+    box(ax, 4.9, 2.85, 2.0, 0.85, "cli", "the kimi-linear command", OUTSIDE)
     arrow(ax, (1.05, 1.53), (2.98, 0.85))
     arrow(ax, (3.05, 1.53), (3.6, 1.14))
     arrow(ax, (5.05, 1.53), (4.6, 1.14))
     arrow(ax, (7.1, 1.53), (5.22, 0.75), SERIAL)
-    for start, end in [((1.8, 2.83), (1.3, 2.44)), ((2.5, 2.83), (2.9, 2.44)), ((4.5, 2.83), (4.9, 2.44))]:
+    arrow(ax, (4.18, 1.97), (3.94, 1.97))
+    for start, end in [((1.8, 2.83), (1.3, 2.44)), ((2.5, 2.83), (2.9, 2.44)), ((5.5, 2.83), (5.2, 2.44))]:
         arrow(ax, start, end, OUTSIDE)
-    arrow(ax, (6.2, 2.83), (5.6, 2.44), OUTSIDE)
-    arrow(ax, (7.1, 2.83), (7.1, 2.44), OUTSIDE)
-    arrow(ax, (3.38, 3.3), (3.14, 3.3), OUTSIDE)
-    arrow(ax, (4.9, 2.83), (6.4, 2.44), OUTSIDE)
+    arrow(ax, (6.4, 2.83), (6.8, 2.44), OUTSIDE)
+    arrow(ax, (4.88, 3.28), (3.14, 3.28), OUTSIDE)
     return figure
 
 
