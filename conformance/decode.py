@@ -77,7 +77,7 @@ def slots(bench: Bench) -> None:
     """Which slots hold the states, in a table of any stride, changes no bit of what a sequence gets."""
     for dtype in pool_of(bench).dtypes:
         problem = decoding_problem(bench, dtype)
-        first, second = session(bench, problem, dtype), session(bench, problem, dtype, order=3)
+        first, second = session(bench, problem, dtype), session(bench, problem, dtype, order=3, filler=-3.0)
         table = torch.full((len(second.slots), 3), 1, dtype=second.slots.dtype)
         table[:, 1] = second.slots
         second.slots = table[:, 1]

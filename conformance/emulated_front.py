@@ -10,7 +10,7 @@ from .precision import to_format
 
 FRONT_ENDS = (
     FrontForm(gate="softplus", beta="sigmoid"),
-    FrontForm(gate="bounded", beta="double_sigmoid", l2norm_eps=1e-6),
+    FrontForm(gate="bounded", beta="double_sigmoid", lower_bound=-3.0),
     FrontForm(),
 )
 

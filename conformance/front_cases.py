@@ -66,6 +66,7 @@ FRONT = [
         raw_gate="underflow",
         rates="overflow",
         bias="zero",
+        quick=True,
     ),
     front("bounded_large_rate", "bounded", "a step from no decay to the bound", rates="large", bias="low"),
     front("beta", "beta", "logits as models have them", SGLANG_SIGMOID),

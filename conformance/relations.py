@@ -14,6 +14,7 @@ from .draws import DEAD
 from .relation import relation
 
 RERUNS = 3
+STRESS = 20
 
 
 @relation("causality", "a gate reference, mask or tile that looks ahead")
@@ -162,6 +163,41 @@ def rerun(bench: Bench) -> None:
         got = bench.run(case)
         for name in want:
             must_equal(got[name], want[name], f"{name} of run {again + 2}")
+
+
+@relation("overwrite", "a second write that adds to the first", "plain")
+def overwrite(bench: Bench) -> None:
+    """A key written twice with beta = 1, and no gate, holds the second value and nothing of the first."""
+    case = bench.case(keys="cycle", gate="zero", beta="one", values="small_integers", state="none")
+    case = replace(case, T=case.K + 9)
+    x, K = bench.inputs(case), case.K
+    doubled = changed(x, q=x.k, v=torch.cat([x.v[:, :K] * 2, x.v[:, K:]], 1))
+    want, got = bench.run(case, changed(x, q=x.k)), bench.run(case, doubled)
+    must_equal(got["o"][:, K:], want["o"][:, K:], "o at keys that were written again, whatever they held before")
+
+
+@relation("interleaved", "a cache or a compiled kernel that forgets a dtype or a mode", "several")
+def interleaved(bench: Bench) -> None:
+    """Calls under the kernel's other contracts between two equal calls leave the second as the first was."""
+    case = bench.case(T="C/2+3")
+    want = bench.run(case)
+    for contract in bench.caps.contracts:
+        other = replace(bench, contract=contract)
+        other.run(other.case(T="C/2+3"))
+    got = bench.run(case)
+    for name in want:
+        must_equal(got[name], want[name], f"{name} after calls under other contracts")
+
+
+@relation("stress", "a race that shows now and then", quick=False)
+def stress(bench: Bench) -> None:
+    """Twenty runs of the same call, of several sizes, give the same bits."""
+    for case in (bench.case(), bench.case(B=1, T="C+1", H=1), bench.case(T="C/4")):
+        want = bench.run(case)
+        for again in range(2, STRESS + 1):
+            got = bench.run(case)
+            for name in want:
+                must_equal(got[name], want[name], f"{name} of run {again}")
 
 
 @relation("linear_gradients", "gradients added to what a buffer held; a clamp in the backward", "backward", "scaling")

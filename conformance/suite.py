@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from . import cases, decode, memory_relations, packed_relations, refusals, relations
+from . import agreement, cases, decode, memory_relations, packed_relations, refusals, relations
 from .adapter import Adapter, BadAdapterError, checked_capabilities
 from .bench import BASE, Bench, RelationBroken
 from .cases import Case
@@ -28,7 +28,14 @@ from .relation import RELATIONS, Relation, why_not
 from .verdict import Verdict, judge_bits, judge_by_ratio
 
 REFERENCE_NAME = "kimi_linear.reference"
-RELATION_MODULES = (relations, packed_relations, memory_relations, decode, refusals)  # each adds to RELATIONS
+RELATION_MODULES = (
+    relations,
+    packed_relations,
+    memory_relations,
+    agreement,
+    decode,
+    refusals,
+)  # each adds to RELATIONS
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Known bugs of KDA kernels, each an emulated kernel with one step replaced."""
 
-from . import delta, gates, gradients, host, state
+from . import delta, front, gates, gradients, host, serving, state
 from .registry import MUTANTS, Mutant, build
 
-__all__ = ["MUTANTS", "Mutant", "build", "delta", "gates", "gradients", "host", "state"]
+__all__ = ["MUTANTS", "Mutant", "build", "delta", "front", "gates", "gradients", "host", "serving", "state"]
