@@ -2,8 +2,9 @@
 
     python benchmarks/kernels_report.py [--json] [--target cuda:90 ...] [--kernel NAME ...]
 
-Prints registers, shared memory and spills a target, and exits with 1 where a kernel does not fit. A kernel
-module takes part by being named in KERNEL_MODULES and having `configurations()`.
+Prints registers, shared memory and spills a target, and exits with 1 where a kernel does not fit, or where Hopper's
+machine code has products that read shared memory otherwise than the PTX says (`machine_code`). A kernel module takes
+part by being named in KERNEL_MODULES and having `configurations()`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ import torch
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from machine_code import wrong_descriptors
 
 KERNEL_MODULES = ["recurrent", "decode", "chunk_launch", "short_conv", "short_conv_update"]
 # Shared memory that one block may have, in bytes.
@@ -58,7 +60,10 @@ POINTERS = {
 
 @dataclass(frozen=True)
 class Resources:
-    """What one compiled kernel takes: registers a thread, shared bytes a block, spilled bytes or registers."""
+    """What one compiled kernel takes: registers a thread, shared bytes a block, spilled bytes or registers.
+
+    wrong_products counts products of Hopper's machine code whose operands are described otherwise than in PTX.
+    """
 
     kernel: str
     configuration: str
@@ -67,12 +72,14 @@ class Resources:
     registers: int
     shared: int
     spills: int
+    wrong_products: int
 
     @property
     def fits(self) -> bool:
-        """Shared memory exists, and no spill beyond a known one. AMD's compiler spills at its own discretion."""
+        """Shared memory exists, no spill beyond a known one (AMD's compiler spills as it likes), right products."""
         spills = 0 if self.target.startswith("hip") else self.spills
-        return self.shared <= SHARED_LIMIT[self.target] and spills <= SPILL_LIMIT.get(self.kernel, 0)
+        small = self.shared <= SHARED_LIMIT[self.target] and spills <= SPILL_LIMIT.get(self.kernel, 0)
+        return small and not self.wrong_products
 
 
 def report(modules: list[str], targets: list[str], brief: bool) -> Iterator[Resources]:
@@ -142,23 +149,28 @@ def compile_for(target: str, configuration: Any, source: ASTSource) -> Resources
     compiled = triton.compile(source, target=gpu, options=options)
     registers, spills = cuda_registers(compiled) if backend == "cuda" else amd_registers(compiled)
     name, shared = launch.kernel.__name__, compiled.metadata.shared
-    return Resources(name, configuration.name, target, launch.num_warps, registers, shared, spills)
+    wrong = len(wrong_descriptors(compiled.asm["ptx"], disassembly(compiled))) if target == "cuda:90" else 0
+    return Resources(name, configuration.name, target, launch.num_warps, registers, shared, spills, wrong)
 
 
 def cuda_registers(compiled: Any) -> tuple[int, int]:
     """Registers a thread and bytes of stack, where a spill goes, from the machine code itself."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(compiled.asm["cubin"])
-        file.flush()
-        usage = subprocess.run([cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True)
-    numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage.stdout)}
+    usage = read_machine_code(compiled, "cuobjdump", "-res-usage")
+    numbers = {key: int(value) for key, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", usage)}
     return numbers["REG"], numbers["STACK"] + numbers["LOCAL"]
 
 
-@cache
-def cuobjdump() -> str:
-    """The tool that comes with Triton."""
-    return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
+def disassembly(compiled: Any) -> str:
+    return read_machine_code(compiled, "nvdisasm")
+
+
+def read_machine_code(compiled: Any, tool: str, *options: str) -> str:
+    """What a tool that comes with Triton says of a compiled kernel."""
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / tool
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        return subprocess.run([path, *options, file.name], capture_output=True, text=True, check=True).stdout
 
 
 def amd_registers(compiled: Any) -> tuple[int, int]:
@@ -184,6 +196,7 @@ def main() -> int:
             print(json.dumps(asdict(row) | {"fits": row.fits}), flush=True)
         else:
             numbers = f"{row.registers:4} registers {row.shared:6} B shared {row.spills:4} spilled"
+            numbers += f" {row.wrong_products} wrong products" if row.wrong_products else ""
             print(
                 f"{row.kernel:22} {row.configuration:44} {row.target:10} {row.num_warps} warps {numbers}", flush=True
             )
