@@ -14,7 +14,7 @@ TITLES = {
     "state": "States",
     "packing": "Packing",
     "shape": "Shapes and indices",
-    "race": "Races, caches and tuning",
+    "race": "Races, caches, tuning, compilers",
     "backward": "The backward",
     "serving": "Serving",
     "model": "The model around the kernel",
