@@ -1,7 +1,7 @@
 """`kimi-linear verify`: does every tier that this machine can run compute the same function?
 
 Each case has inputs, the fp64 recurrence as truth, and the rounding envelope of those inputs as limit
-(`kimi_linear.conformance.envelope`). Exact cases have the limit 0.
+(`kimi_linear.conformance.envelope`). Exact cases have the limit 0. The quick conformance suite runs beside them.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from .activations import layer_inputs, shipped_text
 from .devices import device_tiers, half_truth, run_forward
 from .rows import Row, Tier, VerifyCase, judge
 from .verify_model import LOGIT_TIERS, logit_rows, model_cases
+from .verify_suite import TIERS_OF_CHECKS, suite_in_background
 
 TOKENS = 200  # of the text: three chunks of 64 and a bit, in a quarter of a minute on two cores
 SAMPLES = 4  # rounded runs an envelope; half of the tests', at real head sizes
@@ -71,24 +72,30 @@ def verify_cases() -> list[VerifyCase]:
 
 
 def verify_rows(progress: Callable[[str], None], device: str = "cpu") -> Iterator[Row]:
-    """Judge every case in every tier, then a model's logits; `progress` is told what comes next."""
-    for case in verify_cases():
-        progress(f"{case.name}: truth and limits")
-        exact, bounds = _truth(case)
-        for tier in tiers():
-            progress(f"{case.name}: {tier.name}")
-            yield _judge(case, tier, exact, bounds)
-        for tier in [] if case.gradients else device_tiers(device):
-            progress(f"{case.name}: {tier.name}")
-            yield _judge(case, tier, *(half_truth(case, tier.dtype) if tier.dtype.itemsize == 2 else (exact, bounds)))
-    yield from logit_rows(progress)
+    """Judge every case in every tier, a model's logits, then the suite; `progress` is told what comes next."""
+    with suite_in_background() as suite_rows:
+        for case in verify_cases():
+            yield from _case_rows(case, progress, device)
+        yield from logit_rows(progress)
+        yield from suite_rows(progress)
+
+
+def _case_rows(case: VerifyCase, progress: Callable[[str], None], device: str) -> Iterator[Row]:
+    progress(f"{case.name}: truth and limits")
+    exact, bounds = _truth(case)
+    for tier in tiers():
+        progress(f"{case.name}: {tier.name}")
+        yield _judge(case, tier, exact, bounds)
+    for tier in [] if case.gradients else device_tiers(device):
+        progress(f"{case.name}: {tier.name}")
+        yield _judge(case, tier, *(half_truth(case, tier.dtype) if tier.dtype.itemsize == 2 else (exact, bounds)))
 
 
 def steps(device: str = "cpu") -> int:
     """How often `verify_rows` reports progress."""
     forward = sum(not case.gradients for case in verify_cases())
     on_device = forward * len(device_tiers(device))
-    return len(verify_cases()) * (1 + len(tiers())) + on_device + len(LOGIT_TIERS)
+    return len(verify_cases()) * (1 + len(tiers())) + on_device + len(LOGIT_TIERS) + len(TIERS_OF_CHECKS)
 
 
 def run_tier(case: VerifyCase, tier: Tier) -> list[Tensor]:

@@ -1,5 +1,6 @@
 """`kimi-linear verify`: true inputs, a table, JSON, and an exit code that means something."""
 
+import contextlib
 import json
 import sys
 from functools import partial
@@ -8,9 +9,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kimi_linear.cli import devices, verify, verify_model
+from kimi_linear.cli import devices, verify, verify_model, verify_suite
 from kimi_linear.cli.activations import layer_inputs, shipped_text, short_conv
 from kimi_linear.cli.main import app
+from kimi_linear.cli.rows import Row
+from kimi_linear.conformance.verdict import Verdict
 from kimi_linear.reference.chunked import chunk_kda, chunk_kda_backward
 
 SMALL_CASES = {"random, grouped heads", "integers, exact"}
@@ -24,6 +27,8 @@ def small(monkeypatch):
     monkeypatch.setattr(verify, "verify_cases", lambda: cases)
     monkeypatch.setattr(verify, "logit_rows", lambda progress: iter(()))
     monkeypatch.setattr(verify, "LOGIT_TIERS", ())
+    monkeypatch.setattr(verify, "suite_in_background", lambda: contextlib.nullcontext(lambda progress: iter(())))
+    monkeypatch.setattr(verify, "TIERS_OF_CHECKS", {})
     return cases
 
 
@@ -44,13 +49,18 @@ def test_verify_passes_and_writes_the_same_table_as_json(tmp_path):
     report = json.loads((tmp_path / "report.json").read_text())
     cases = {row["case"] for row in report["rows"]}
     assert report["ok"]
-    assert len(report["rows"]) == len(verify.verify_cases()) * len(verify.tiers()) + len(verify.LOGIT_TIERS)
+    suite = [row for row in report["rows"] if row["case"].startswith("suite")]
+    assert {"suite, exact", "suite, relations", "suite, keys", "suite, gradients"} <= {row["case"] for row in suite}
+    assert len(report["rows"]) - len(suite) == len(verify.verify_cases()) * len(verify.tiers()) + len(
+        verify.LOGIT_TIERS
+    )
     assert all(case in result.output for case in cases)
     assert {"text, softplus gate", "text, bounded gate", "repeated characters", "model, KDA layer 1"} <= cases
     assert report["versions"]["torch"] == torch.__version__
     for row in report["rows"]:
         assert row["error"] <= row["limit"]
-        assert row["limit"] > 0 or row["case"] == "integers, exact" or row["tier"] == "model, layer by layer"
+        bits = ("integers, exact", "suite, exact", "suite, relations")
+        assert row["limit"] > 0 or row["case"] in bits or row["tier"] == "model, layer by layer"
 
 
 @pytest.mark.parametrize(
@@ -113,6 +123,34 @@ def test_a_model_whose_gate_is_off_by_a_token_fails_its_row(monkeypatch):
     row = next(verify_model.logit_rows(lambda _: None))
     assert not row.ok
     assert row.error > 100 * row.limit
+
+
+def test_the_suite_runs_in_processes_beside_and_its_exit_code_follows(small, monkeypatch):
+    few = {"wrong": ("relation",), "naive": ("exact",)}
+    monkeypatch.setattr(verify_suite, "TIERS_OF_CHECKS", few)
+    monkeypatch.setattr(verify, "TIERS_OF_CHECKS", few)
+    monkeypatch.setattr(verify, "suite_in_background", verify_suite.suite_in_background)
+    monkeypatch.setattr(verify, "verify_cases", lambda: [])
+    heard = []
+    wrong, naive = verify.verify_rows(heard.append)
+    assert (wrong.case, wrong.ok) == ("suite, relations", False)  # its w depends on the gate it should not see
+    assert (naive.case, naive.ok) == ("suite, exact", True)
+    assert heard == ["conformance suite: wrong", "conformance suite: naive"]
+
+
+def test_a_family_is_as_good_as_its_worst_check():
+    verdicts = [
+        Verdict("gate.slow", "ratio", "pass", ratios={"o": 1.0}, limit=4.0),
+        Verdict("gate.bound", "ratio", "fail", ratios={"o": 9.0}, limit=4.0),
+        Verdict("keys.runs", "ratio", "pass", ratios={"o": 2.0}, limit=4.0),
+        Verdict("shape.K=60", "ratio", "skip", "not declared"),
+        Verdict("relation.alone", "relation", "pass"),
+    ]
+    assert list(verify_suite.family_rows("chunked", verdicts)) == [
+        Row("suite, gate", "chunked, 2 checks", 9.0, 4.0, ok=False),
+        Row("suite, keys", "chunked, 1 check", 2.0, 4.0, ok=True),
+        Row("suite, relations", "chunked, 1 check", 0.0, 0.0, ok=True),
+    ]
 
 
 def test_without_transformers_its_row_is_skipped_with_a_word(monkeypatch):
