@@ -15,7 +15,7 @@
         repeats               it fails each time
         searched              whether time was left for stages, suspects and a smaller case
         results               [{name, ratio, limit, ok, first}] of the failing call, in the order of computation
-        calls                 what each call of a relation is worth on its own, in words
+        calls                 what each call of a relation is worth on its own, in words; each_call_right: all are
         growth                {result, law, gain, rate, curve}, from the first bad token on; or null
         stages                [{name, formula, ratio, ok, first}]; first_wrong_stage: a name or null
         suspects              [{name, group, bug, likeness, size, link}], nearest first
@@ -89,6 +89,7 @@ def _failure(one: Explanation) -> dict[str, Any]:
         "searched": one.searched,
         "results": [{**asdict(row), "ok": row.ok} for row in one.results],
         "calls": one.calls,
+        "each_call_right": one.each_call_right,
         "growth": growth,
         "stages": [{**asdict(row), "ok": row.ok} for row in one.stages],
         "first_wrong_stage": first_wrong(one.stages),

@@ -35,6 +35,7 @@ EXPLAIN_SECONDS = 90.0  # for all failures together
 NAMED = 3  # suspects
 NOT_AGAIN = "(once more: )?hangs|passes, though a waiver"  # running it again takes long, or tells nothing
 APART = 0.2  # of likeness: a suspect that is so much farther than the first is none
+UNLIKE_SIZE = 10.0  # times as large, or as small, an error is no suspect's
 CALLS = 6  # of a relation that are judged one by one
 
 
@@ -76,6 +77,7 @@ class Explanation:
     searched: bool = False
     results: list[ResultRow] = field(default_factory=list)
     calls: list[str] = field(default_factory=list)
+    each_call_right: bool = False
     ratio_map: RatioMap | None = None
     stages: list[StageRow] = field(default_factory=list)
     stages_note: str = ""
@@ -86,7 +88,8 @@ class Explanation:
     def alike(self) -> list[Suspect]:
         """Suspects that are near enough to be named."""
         enough = max(ALIKE, self.suspects[0].likeness - APART) if self.suspects else ALIKE
-        return [suspect for suspect in self.suspects[:NAMED] if suspect.likeness >= enough]
+        near = [one for one in self.suspects if one.likeness >= enough and 1 / UNLIKE_SIZE < one.size < UNLIKE_SIZE]
+        return near[:NAMED]
 
     @property
     def first_wrong(self) -> ResultRow | None:
@@ -101,16 +104,19 @@ def explain_failures(
     seconds: float = EXPLAIN_SECONDS,
     tell: Callable[[str], None] = lambda line: None,
 ) -> list[Explanation]:
-    """Explanations of a report's failures, in its order."""
+    """Explanations of a report's failures, in its order; of an interrupted run without what costs seconds."""
     caps, deadline = adapter.capabilities(), time.monotonic() + seconds
     failed = [v for v in report.verdicts if v.failed and v.contract is not None]
     found: dict[int, Explanation] = {}
-    for index in _one_of_each_family_first(failed):
-        verdict = failed[index]
-        assert verdict.contract is not None
-        tell(f"looking into {verdict.id}")
-        bench = Bench(adapter, caps, verdict.contract, case_seconds)
-        found[index] = explain_one(verdict, bench, where, max(deadline - time.monotonic(), 0.0))
+    try:
+        for index in _one_of_each_family_first(failed):
+            verdict, left = failed[index], max(deadline - time.monotonic(), 0.0)
+            assert verdict.contract is not None
+            tell(f"looking into {verdict.id}")
+            bench = Bench(adapter, caps, verdict.contract, case_seconds)
+            found[index] = explain_one(verdict, bench, where, 0.0 if report.missing else left)
+    except KeyboardInterrupt:  # who cannot wait gets what there is
+        tell("interrupted")
     return [found[index] for index in sorted(found)]
 
 
@@ -139,7 +145,8 @@ def explain_one(
         told.searched = True
         if problem is not None and cause:
             _find_cause(told, bench, problem, deadline - time.monotonic())
-        told.smallest = shrink(verdict, bench, min(SHRINK_SECONDS, max(deadline - time.monotonic(), 0.0)))
+        left = min(SHRINK_SECONDS, deadline - time.monotonic())
+        told.smallest = shrink(verdict, bench, left) if left > 0 and check.tier != "probe" else None
         told.script = repro_script(check, bench.contract, where, told.smallest, case)
     return told
 
@@ -150,12 +157,13 @@ def _evidence(told: Explanation, bench: Bench) -> Problem | None:
     verdict, case = told.check(watched), case_of(told.verdict.id)
     told.again = verdict.failed
     problems = watched.seen[:CALLS] if case is None else problems_of(case, bench.caps, bench.contract)
-    evidence = None
+    evidence, failures = None, 0
     for number, problem in enumerate(problems, 1):
         try:
             rows, ratios = _result_rows(bench, problem)
         except KernelFailure as error:
             told.calls.append(f"call {number}: {error}")
+            failures += 1
             continue
         worst = max(rows, key=lambda row: row.ratio / row.limit, default=None)
         if worst is not None:
@@ -164,6 +172,7 @@ def _evidence(told: Explanation, bench: Bench) -> Problem | None:
         if told.first_wrong is None and (wrong or (case is not None and evidence is None)):
             evidence, told.results = problem, rows
             told.ratio_map = _ratio_map(rows, ratios, problem, verdict)
+    told.each_call_right = case is None and evidence is None and not failures
     return evidence
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-FLAT = 1.3  # growth from first to last below which an error does not accumulate
+FLAT = 1.5  # growth from first to last below which an error does not accumulate
 ENOUGH = 8  # tokens; fewer show no law
 SCATTER = 1e-4  # variance of log(ratio) that counts as none
 IRREGULAR = 1.0  # standard deviation of log(ratio) from which no law is told

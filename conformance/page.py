@@ -21,12 +21,12 @@ from .limits import word_for
 from .museum import url_of
 from .pictures import growth_picture, ratio_picture
 from .place import PER_TOKEN
-from .report import place_lines, stage_sentence
+from .report import calls_sentence, place_lines, stage_sentence
 from .suite import Report, all_checks
 from .tables import STATUSES, family_rows, skipped, versions
 from .verdict import Verdict
 
-OPEN = 4  # failures shown unfolded
+OPEN = 4  # failures shown unfolded, those that most is known of
 
 
 def page(report: Report, explained: Sequence[Explanation], where: str) -> str:
@@ -34,6 +34,7 @@ def page(report: Report, explained: Sequence[Explanation], where: str) -> str:
     contracts = list(dict.fromkeys(v.contract for v in report.verdicts if v.contract is not None))
     checks = {check.id: check for check in all_checks()}
     lines = [verdict for verdict in report.verdicts if verdict.status in ("pass", "waived", "acceptable")]
+    unfolded = {id(one) for one in sorted(explained, key=lambda one: not one.searched)[:OPEN]}
     return _template().render(
         report=report,
         where=where,
@@ -43,12 +44,11 @@ def page(report: Report, explained: Sequence[Explanation], where: str) -> str:
         versions=versions(),
         contracts=contracts,
         families=family_rows(report),
-        failures=[failure(one, number, where) for number, one in enumerate(explained)],
-        unexplained=[v for v in report.verdicts if v.failed and v.contract is None],
+        failures=[failure(one, number, where, id(one) in unfolded) for number, one in enumerate(explained)],
+        unexplained=[v for v in report.verdicts if v.failed and all(v is not one.verdict for one in explained)],
         lines=[line(verdict, checks[verdict.id].comment, contracts) for verdict in lines],
         skipped=skipped(report),
         url_of=url_of,
-        OPEN=OPEN,
     )
 
 
@@ -65,18 +65,21 @@ def _template() -> Template:
 def headline(report: Report) -> str:
     """The verdict in a sentence."""
     judged = len(report.verdicts) - report.count("skip")
+    cut = f" The run was interrupted: {report.missing} checks were not judged." if report.missing else ""
     if not report.count("fail"):
-        return f"All {judged} checks that it declares pass, or are known failures."
+        return f"All {judged} checks that were judged pass, or are known failures.{cut}"
     first = next(verdict for verdict in report.verdicts if verdict.failed)
-    return f"{report.count('fail')} of {judged} checks fail. The first is {first.id}: {first.reason}."
+    return f"{report.count('fail')} of {judged} checks fail. The first is {first.id}: {first.reason}.{cut}"
 
 
-def failure(one: Explanation, number: int, where: str) -> dict[str, Any]:
+def failure(one: Explanation, number: int, where: str, unfolded: bool) -> dict[str, Any]:
     """One failure as the template shows it."""
     found = one.ratio_map
     return {
         "one": one,
+        "open": unfolded,
         "anchor": f"failure-{number}",
+        "calls_say": calls_sentence(one),
         "places": list(place_lines(one.verdict)),
         "picture": "" if found is None else Markup(ratio_picture(found, f"rows-{number}")),
         "picture_says": picture_says(one),
@@ -116,5 +119,9 @@ def line(verdict: Verdict, comment: str, contracts: Sequence[Contract]) -> dict[
 
 
 def number(x: float | None) -> str:
-    """Two or three digits; a hyphen for none."""
-    return "-" if x is None else f"{x:.2f}" if abs(x) < 10 else f"{x:.3g}"
+    """Three digits; a hyphen for none."""
+    if x is None:
+        return "-"
+    if abs(x) < 10:
+        return f"{x:.2f}"
+    return f"{float(f'{x:.3g}'):,.0f}" if 100 <= abs(x) < 1e6 else f"{x:.3g}"

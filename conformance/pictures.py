@@ -120,7 +120,8 @@ def _mark_chunks(axes: Axes, found: RatioMap) -> None:
     if found.onset is not None:
         b, t = found.onset
         heads = found.ratio.shape[2]
-        axes.plot([t], [b * heads - 0.62], marker="v", color=WRONG, markersize=7, clip_on=False)
+        axes.plot([t], [b * heads - 0.5], marker="v", color=INK, markersize=9, clip_on=False, zorder=3)
+    axes.set_ylim(found.ratio.shape[0] * found.ratio.shape[2] - 0.5, -0.5)
 
 
 def _colour_bar(figure: Figure, image: Any, axes: Axes, limit: float) -> None:

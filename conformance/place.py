@@ -85,7 +85,7 @@ def _place_in_state(ratio: Tensor, bad: Tensor, name: str, limit: float, problem
     segments, heads, channels = (indices(bad.any(dim)) for dim in _other_dims(bad))
     packed = problem.judge.offsets is not None
     words = [
-        in_words(segments, N, "segment" if packed else "batch item"),
+        *([in_words(segments, N, "segment" if packed else "batch item")] if N > 1 else []),
         heads_in_words(heads, HV, problem.case.group),
         in_words(channels, K, "key channel"),
     ]

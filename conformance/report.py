@@ -67,7 +67,7 @@ def failure_lines(one: Explanation, where: str) -> Iterator[str]:
         yield f"  effect: {check.effect}"
     yield from (f"  {line}" for line in place_lines(verdict))
     yield from (f"  {line}" for line in cause_lines(one))
-    if one.smallest is not None:
+    if one.smallest is not None and one.smallest.reduced:
         yield f"  smallest failing case: {one.smallest} ({one.smallest.tried} tried): {one.smallest.verdict.reason}"
     for link in check.links:
         yield f"  a public report of this kind: {link}"
@@ -92,7 +92,7 @@ def cause_lines(one: Explanation) -> Iterator[str]:
         yield "in the order of a backward: " + " | ".join(_mark(row.name, row.ok, row.ratio) for row in one.results)
         yield f"first wrong gradient: {one.first_wrong.name}"
     if len(one.calls) > 1:
-        yield "its calls, each against the truth: " + "; ".join(one.calls)
+        yield f"its calls, each against the truth: {calls_sentence(one)}"
     if one.stages:
         yield "stage check: " + " | ".join(_mark(row.name, row.ok, row.ratio) for row in one.stages)
         yield stage_sentence(one)
@@ -101,6 +101,12 @@ def cause_lines(one: Explanation) -> Iterator[str]:
     yield from (f"looks like: {suspect}" for suspect in one.alike)
     if one.suspects and not one.alike:
         yield "no known bug makes an error in this direction"
+
+
+def calls_sentence(one: Explanation) -> str:
+    """What the calls of a check are worth, each on its own."""
+    right = ". Each is right on its own: the failure is between them" if one.each_call_right else ""
+    return "; ".join(one.calls) + right
 
 
 def stage_sentence(one: Explanation) -> str:

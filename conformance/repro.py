@@ -63,7 +63,11 @@ def repro_script(check: Check, contract: Contract, where: str, smallest: Smalles
     case: the catalogue's, where nothing smaller is known; None for a check of another kind.
     """
     case = smallest.case if smallest is not None else case
-    title = f"{check.id}{', made smaller' if smallest is not None else ''}: {check.comment}".replace('"""', "'''")
+    title = (
+        f"{check.id}{', made smaller' if smallest is not None and smallest.reduced else ''}: {check.comment}".replace(
+            '"""', "'''"
+        )
+    )
     known = {"title": title, "where": where, "contract": as_code(contract), "id": check.id}
     if case is not None:
         return FOR_A_CASE.format(**known, case=as_code(case))

@@ -1,8 +1,9 @@
 """Making a failing input smaller, as property testing does: the smallest one that still fails alike.
 
-Sizes are lowered one by one, smallest candidate first, for as long as the check fails in the same result; a state and
-a gate go where the failure does not need them. A case of the catalogue has all knobs to lower. A relation, a closed
-form makes its own cases, so it gets a bench that lowers their sizes; a probe, a statistic, keeps its size.
+Sizes are lowered one by one, in coarse steps and then to the smallest, for as long as the check fails in the same
+result; a state and a gate go where the failure does not need them. The first trial ends where the first bad row was.
+A case of the catalogue has all knobs to lower. A relation or a closed form makes its own cases, so it gets a bench
+that lowers their sizes; a probe, a statistic, keeps its size.
 
 Rows of one channel have coarse statistics, so a smaller failure counts only where it is as clear as the first, and
 where a kernel known to be correct, under the same contract, passes.
@@ -47,6 +48,7 @@ SMALL = (
     64,
     65,
 )  # sizes tried first, edges of chunks included
+SMALL_ENOUGH = 8  # a size from which coarse steps save nothing
 LEAST = {"T": 0, "past_end": 0}  # 1 for every other size
 CLEAR = 4.0  # times the limit: a failure that is clearer than this may lose some of it
 BENCH_SIZES = {
@@ -79,17 +81,21 @@ class SizedBench(Bench):
 
 @dataclass(frozen=True)
 class Smallest:
-    """The smallest failure found: `case` of a case, or the `sizes` that a check of another kind is held to."""
+    """The smallest failure found: `case` of a case, or the `sizes` that a check of another kind is held to.
+
+    reduced: it is smaller than the input that failed first
+    """
 
     case: Case | None
     sizes: dict[str, int]
     verdict: Verdict
     tried: int
     seconds: float
+    reduced: bool
 
     def __str__(self) -> str:
         knobs = case_knobs(self.case) if self.case is not None else self.sizes
-        return ", ".join(f"{name}={value}" for name, value in knobs.items()) or "as it is"
+        return ", ".join(f"{name}={value}" for name, value in knobs.items())
 
 
 def case_knobs(case: Case) -> Knobs:
@@ -148,7 +154,7 @@ def likeness(verdict: Verdict) -> tuple[object, ...]:
 
 @dataclass
 class _Search:
-    """Knob after knob to its smallest, and again until nothing gets smaller or the time is up."""
+    """Knob after knob lowered, and again until nothing gets smaller or the time is up."""
 
     trial: _Trial
     control: _Trial
@@ -158,16 +164,17 @@ class _Search:
     started: float = field(default_factory=time.monotonic)
 
     def run(self, knobs: Knobs, best: Verdict) -> tuple[Knobs, Verdict]:
+        knobs, best = self.first_of(self.trial.hints(best), knobs, best)
         before = None
         while knobs != before:
             before = knobs
             for name in self.trial.names(knobs):
-                knobs, best = self.lowered(name, knobs, best)
+                knobs, best = self.first_of(self.trial.smaller(name, knobs), knobs, best)
         return knobs, best
 
-    def lowered(self, name: str, knobs: Knobs, best: Verdict) -> tuple[Knobs, Verdict]:
-        """One knob at the first of its candidates, smallest first, that fails alike."""
-        for smaller in self.trial.smaller(name, knobs):
+    def first_of(self, candidates: Iterable[Knobs], knobs: Knobs, best: Verdict) -> tuple[Knobs, Verdict]:
+        """The first candidate that fails alike, or what there is."""
+        for smaller in candidates:
             if time.monotonic() > self.deadline:
                 break
             self.tried += 1
@@ -191,12 +198,16 @@ class _Trial:
     def verdict(self, knobs: Knobs) -> Verdict:
         raise NotImplementedError
 
+    def hints(self, verdict: Verdict) -> Iterable[Knobs]:
+        """Knobs that the place of the failure suggests."""
+        return ()
+
     def names(self, knobs: Knobs) -> Iterable[str]:
         """The knobs that can be lowered, the most telling first."""
         raise NotImplementedError
 
     def smaller(self, name: str, knobs: Knobs) -> Iterator[Knobs]:
-        """Candidates with that knob lowered, smallest first."""
+        """Candidates with that knob lowered."""
         raise NotImplementedError
 
     def smallest(self, knobs: Knobs, verdict: Verdict, tried: int, seconds: float) -> Smallest:
@@ -225,6 +236,14 @@ class _CaseTrial(_Trial):
     def verdict(self, knobs: Knobs) -> Verdict:
         return case_check(self.made(knobs), price=False)(self.bench)
 
+    def hints(self, verdict: Verdict) -> Iterable[Knobs]:
+        """One sequence up to the first bad token."""
+        place = verdict.place
+        if place is None or place.segment is None or place.token_of_segment is None or place.result != "o":
+            return ()
+        length = place.token_of_segment + 1
+        return ({"B": 1, "T": length},) if self.case.lengths is None else ({"lengths": (length,), "past_end": 0},)
+
     def names(self, knobs: Knobs) -> Iterable[str]:
         if self.case.lengths is None:
             return ("B", "T", "H", "group", "K", "V", *PLAIN)
@@ -243,7 +262,7 @@ class _CaseTrial(_Trial):
             yield from (smaller for smaller in found if getattr(self.made(smaller), name) < now)
 
     def smallest(self, knobs: Knobs, verdict: Verdict, tried: int, seconds: float) -> Smallest:
-        return Smallest(self.made(knobs), {}, verdict, tried, seconds)
+        return Smallest(self.made(knobs), {}, verdict, tried, seconds, reduced=bool(knobs))
 
 
 @dataclass
@@ -274,13 +293,14 @@ class _CheckTrial(_Trial):
     def smallest(self, knobs: Knobs, verdict: Verdict, tried: int, seconds: float) -> Smallest:
         start = self.start()
         lowered = {name: size for name, size in knobs.items() if size < start[name]}
-        return Smallest(None, lowered, verdict, tried, seconds)
+        return Smallest(None, lowered, verdict, tried, seconds, reduced=bool(lowered))
 
 
 def _sizes(name: str, now: int) -> Iterator[int]:
-    """Candidates below a size, smallest first."""
-    least = LEAST.get(name, 1)
-    yield from sorted({n for n in (*SMALL, now // 2, now - now // 4, now - 1) if least <= n < now})
+    """Candidates below a size: coarse steps first, which make the next trials cheap, then the smallest and up."""
+    coarse = [now // 4, now // 2] if now > SMALL_ENOUGH else []
+    candidates = dict.fromkeys([*coarse, *sorted({*SMALL, now // 2, now - now // 4, now - 1})])
+    return (n for n in candidates if LEAST.get(name, 1) <= n < now)
 
 
 def _shorter(lengths: tuple[int, ...]) -> Iterator[tuple[int, ...]]:

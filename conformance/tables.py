@@ -42,7 +42,7 @@ def family_rows(report: Report) -> list[FamilyRow]:
         families.setdefault(family_of[verdict.id], []).append(verdict)
     rows = []
     for family, verdicts in families.items():
-        judged = [v for v in verdicts if v.ratios and v.limit]
+        judged = [v for v in verdicts if v.ratios and v.limit and v.tier in ("ratio", "limit")]
         prices = [v.price for v in verdicts if v.price is not None]
         rows.append(
             FamilyRow(

@@ -243,6 +243,10 @@ def test_the_calls_of_a_relation_are_judged_one_by_one():
     assert len(one.calls) > 1
     assert one.calls[0].startswith("call 1: o ")
     assert not one.first_wrong.ok
+    assert not one.each_call_right
+    rerun = explained(build(BY_NAME["SumOrder"]), "relation.rerun", cause=False)
+    assert rerun.each_call_right
+    assert "Each is right on its own" in "\n".join(failure_lines(rerun, "x.py"))
 
 
 def test_a_failure_that_does_not_come_again_is_told_to_be_one():
@@ -270,6 +274,24 @@ def test_time_for_explanations_is_limited_and_one_of_each_family_comes_first():
     assert not any(one.searched for one in found)
     order = explaining._one_of_each_family_first(report.verdicts)
     assert {report.verdicts[index].id.split(".")[0] for index in order[:2]} == {"gate", "keys"}
+
+
+def test_an_interrupt_while_explaining_leaves_what_was_found(monkeypatch):
+    kernel = build(BY_NAME["ScaleNone"])
+    report = run_suite(kernel, only=["shape.T=2", "keys.positive"])
+
+    def interrupted(verdict, *rest):
+        if verdict.id == "keys.positive":
+            raise KeyboardInterrupt
+        return explain_one(verdict, *rest)
+
+    monkeypatch.setattr(explaining, "explain_one", interrupted)
+    found = explain_failures(report, kernel, "x.py", seconds=0)
+    assert [one.verdict.id for one in found] == ["shape.T=2"]
+    assert "keys.positive" in text(report, kernel, "x.py", explained=found)
+    assert "<b>keys.positive</b>: " in page(report, found, "x.py")
+    report.missing = 7
+    assert "7 checks were not judged" in page(report, found, "x.py")
 
 
 # JSON and the page
@@ -367,7 +389,7 @@ def test_a_page_of_a_kernel_that_passes_shows_its_ratios(hostile):
     report = run_suite(kernel, only=["shape.T=2", "exact.square"])
     html = page(report, [], "x.py")
     assert "PASS" in html
-    assert "All 2 checks" in html
+    assert "All 2 checks that were judged pass" in html
     assert re.search(r"shape\.T=2</td><td>pass, [\w ]+</td>\n<td class=\"n\">[\d.]+</td>", html)
     assert page(Report("nothing ran"), [], "x.py")
 
