@@ -105,11 +105,24 @@ def test_the_kernel_is_this_interpreter_with_one_thread():
     assert printed(done.cells[0]).split() == [sys.executable, "1", "tutorials"]
 
 
-def test_a_learners_copy_is_kept(tmp_path, monkeypatch):
+@pytest.fixture
+def drafts(tmp_path, monkeypatch):
     drafts = [tmp_path / "01_first.py", tmp_path / "02_second.py"]
     for draft in drafts:
-        draft.write_text("# %% [markdown]\n# # A title\n\n# %%\n1 + 1\n")
+        draft.write_text("# %% [markdown]\n# # A title\n\n# %%\n40 + 2\n")
     monkeypatch.setattr(notebooks, "sources", lambda: drafts)
+    return drafts
+
+
+def test_make_notebooks_writes_outputs(drafts, tmp_path):
+    folder = tmp_path / "build" / "notebooks"
+    notebooks.run_all(folder, only="02")
+    assert sorted(file.name for file in folder.iterdir()) == ["02_second.ipynb", "tools.py"]
+    (code,) = cells(nbformat.read(folder / "02_second.ipynb", as_version=4), "code")
+    assert code.outputs[0].data["text/plain"] == "42"
+
+
+def test_a_learners_copy_is_kept(drafts, tmp_path):
     folder = tmp_path / "workbook"
     notebooks.copy_for_a_learner(folder)
     assert sorted(file.name for file in folder.iterdir()) == ["01_first.ipynb", "02_second.ipynb", "tools.py"]
