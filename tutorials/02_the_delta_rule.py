@@ -42,10 +42,12 @@ print("after x = 5 the memory answers", round((S.T @ x).item(), 4))
 S = add(S, x, torch.tensor([7.0]))
 print("after x = 7 the memory answers", round((S.T @ x).item(), 4))
 assert torch.allclose(S.T @ x, torch.tensor([12.0]))
+cache, values = torch.stack([x, x]), torch.tensor([[5.0], [7.0]])
+print("softmax attention over both answers", round((torch.softmax(cache @ x, 0) @ values).item(), 4))
 
 # %% [markdown]
-# Twelve. The sum of everything ever said about `x`. Softmax attention would say something between 5 and 7, which is
-# wrong as well, but no nonsense.
+# Twelve. The sum of everything ever said about `x`. Softmax attention, which finds the same key twice in its cache,
+# says 6: wrong as well, but no nonsense.
 #
 # ## The repair: write the difference
 #

@@ -127,7 +127,7 @@ assert torch.allclose(S_new.T @ across, faded.T @ across)
 # ## Does the order matter?
 #
 # Three plausible mistakes: compare with the state *before* it faded; fade *after* writing; read *before* writing.
-# Each gives a working layer with a loss that goes down. None is KDA.
+# Each looks reasonable, and nothing crashes. None is KDA.
 
 
 # %%

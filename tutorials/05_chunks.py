@@ -193,7 +193,7 @@ for C in (1, 7, 16, 50):
 #
 # ## Why bother? A bug that floats do not see
 #
-# Plant one: let $Aqk$ use the decay to the token *before*, $e^{G_{i-1} - G_j}$, a mistake that people really make.
+# Plant one: let $Aqk$ use the decay to the token *before*, $e^{G_{i-1} - G_j}$, an easy slip.
 # With slow gates, such as trained models have on many channels, the wrong decay is nearly right:
 
 
@@ -224,9 +224,9 @@ assert float_error < 2 * bf16_error
 assert (exact != o_want).double().mean() > 0.9
 
 # %% [markdown]
-# A test that compares a bf16 kernel with some tolerance lets this bug through, and it would be found months later
-# on a channel with a fast gate. The integers see it in all tokens but the first. `kimi_linear`'s own tests run the
-# code of the package in this way.
+# A test that compares a bf16 kernel with some tolerance lets this bug through, until some channel learns a fast
+# gate. The integers see it in all tokens but the first. `kimi_linear`'s own tests run the code of the package in
+# this way.
 #
 # ## Then in floats, stage by stage
 #
@@ -388,7 +388,7 @@ times.set(xlabel="C", ylim=(0, None))
 times.set_ylabel("time a token (microseconds)", color="tab:red")
 show(
     figure,
-    "left, one chunk costs more than four times as much for twice the tokens, chunks of 64 twice. Right, the "
+    "left, one chunk comes to cost four times as much and more for twice the tokens; chunks of 64 twice. Right, the "
     "smallest do the least work and still take long: many small steps. The best are in between.",
 )
 
@@ -400,9 +400,8 @@ assert growth["one chunk, C = T"] > 4
 assert work == sorted(work)
 
 # %% [markdown]
-# Times are of this machine, once; the counts are the same everywhere. The usual choice is $C = 64$: the [64, 64]
-# matrices of stages 2 and 3 fit close to the arithmetic units of a GPU, and cost about as much as the state they
-# save reading.
+# Times are of this machine, once; the counts are the same everywhere. The usual choice on a GPU is $C = 64$: small
+# enough for the [64, 64] matrices of stages 2 and 3 to stay close to the arithmetic units (notebook 8).
 #
 # ## And the whole thing
 #
