@@ -95,6 +95,7 @@ def test_the_list_of_tutorials_names_them_all():
     text = (notebooks.HERE / "README.md").read_text()
     for source in SOURCES:
         assert f"({source.name})" in text, f"tutorials/README.md does not link {source.name}"
+    assert [int(source.name[:2]) for source in SOURCES] == list(range(1, len(SOURCES) + 1))
 
 
 def test_the_kernel_is_this_interpreter_with_one_thread():

@@ -108,9 +108,8 @@ def recurrence(q, k, v, g, beta, S, exp, fix):
 
 
 # %% [markdown]
-# Now the stages, each a function of a few lines. In stage 1 the differences $G_i - G_j$ are set to zero above the
-# diagonal *before* `exp` is taken, since a future token has no business there (notebook 6 shows what happens
-# otherwise).
+# Now the stages, each a function of a few lines. Stage 1 takes `exp` of $G_i - G_j$ in the lower triangle only:
+# above it the difference is positive and the power may overflow (notebook 6 shows what follows).
 
 
 # %%
