@@ -55,6 +55,7 @@ def execute(notebook: NotebookNode, *, threads: int | None = None) -> NotebookNo
         kernel_name="python3",
         kernel_manager_class=OwnKernel,
         timeout=CELL_SECONDS,
+        extra_arguments=["--IPKernelApp.log_level=ERROR"],  # its warning about local sockets helps no reader
         resources={"metadata": {"path": str(HERE)}},
     )
     return client.execute(env=environment)
