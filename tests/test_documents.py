@@ -60,6 +60,28 @@ def test_commands_named_in_the_documents_exist(target):
     assert re.search(rf"^{target}:", makefile, flags=re.M)
 
 
+def test_the_kernels_names_in_the_notation_are_those_of_their_workspace():
+    from kimi_linear.triton_kernels.chunk_launch import Workspace
+
+    section = (ROOT / "docs" / "notation.md").read_text().split("## The kernels")[1].split("## The judge")[0]
+    named = set(re.findall(r"`(\w+)` \| \[chunks", section))
+    assert named <= set(Workspace._fields), named - set(Workspace._fields)
+    assert len(named) > 5
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ("has no backward, and an input requires a gradient", "triton_kernels/support.py"),
+        ("a log decay, <= 0 and not NaN", "reference/contract.py"),
+        ("--stream-layers", "cli/texts.py"),
+    ],
+)
+def test_what_troubleshooting_quotes_is_what_the_code_says(said, where):
+    assert said in (ROOT / "docs" / "troubleshooting.md").read_text()
+    assert said in (ROOT / where).read_text()
+
+
 def test_every_stage_in_the_notation_is_a_field_of_the_record():
     from kimi_linear.reference.chunked import ChunkStages, Decays
 
