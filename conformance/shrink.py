@@ -165,11 +165,12 @@ class _Search:
 
     def run(self, knobs: Knobs, best: Verdict) -> tuple[Knobs, Verdict]:
         knobs, best = self.first_of(self.trial.hints(best), knobs, best)
-        before = None
-        while knobs != before:
-            before = knobs
-            for name in self.trial.names(knobs):
-                knobs, best = self.first_of(self.trial.smaller(name, knobs), knobs, best)
+        for names in self.trial.rounds(knobs):
+            before = None
+            while knobs != before:
+                before = knobs
+                for name in names:
+                    knobs, best = self.first_of(self.trial.smaller(name, knobs), knobs, best)
         return knobs, best
 
     def first_of(self, candidates: Iterable[Knobs], knobs: Knobs, best: Verdict) -> tuple[Knobs, Verdict]:
@@ -202,8 +203,8 @@ class _Trial:
         """Knobs that the place of the failure suggests."""
         return ()
 
-    def names(self, knobs: Knobs) -> Iterable[str]:
-        """The knobs that can be lowered, the most telling first."""
+    def rounds(self, knobs: Knobs) -> Iterable[tuple[str, ...]]:
+        """The knobs that can be lowered, the most telling first; sizes before what can go."""
         raise NotImplementedError
 
     def smaller(self, name: str, knobs: Knobs) -> Iterator[Knobs]:
@@ -244,10 +245,10 @@ class _CaseTrial(_Trial):
         length = place.token_of_segment + 1
         return ({"B": 1, "T": length},) if self.case.lengths is None else ({"lengths": (length,), "past_end": 0},)
 
-    def names(self, knobs: Knobs) -> Iterable[str]:
-        if self.case.lengths is None:
-            return ("B", "T", "H", "group", "K", "V", *PLAIN)
-        return ("lengths", "past_end", "H", "group", "K", "V", *PLAIN)
+    def rounds(self, knobs: Knobs) -> Iterable[tuple[str, ...]]:
+        tokens = ("B", "T") if self.case.lengths is None else ("lengths", "past_end")
+        sizes = (*tokens, "H", "group", "K", "V")
+        return sizes, (*PLAIN, *sizes)
 
     def smaller(self, name: str, knobs: Knobs) -> Iterator[Knobs]:
         case = self.made(knobs)
@@ -284,8 +285,8 @@ class _CheckTrial(_Trial):
     def verdict(self, knobs: Knobs) -> Verdict:
         return self.check(self.sized(knobs))
 
-    def names(self, knobs: Knobs) -> Iterable[str]:
-        return tuple(knobs)
+    def rounds(self, knobs: Knobs) -> Iterable[tuple[str, ...]]:
+        return (tuple(knobs),)
 
     def smaller(self, name: str, knobs: Knobs) -> Iterator[Knobs]:
         return ({**knobs, name: size} for size in _sizes(name, knobs[name]))
