@@ -75,16 +75,16 @@ class Chunks:
 
 
 # %% [markdown]
-# Around it stands what is called the host code. It is dull, and half of all bugs are in it: packed texts one after
-# the other in one row, heads, chunks that are not full, states in and out.
+# Around it stands what is called the host code. It is dull, and half of all bugs are in it: packed segments one
+# after the other in one row, heads, chunks that are not full, states in and out.
 
 
 # %%
 class Host(Chunks):
-    """The host: texts, heads and chunks, and who starts from which state."""
+    """The host: segments, heads and chunks, and who starts from which state."""
 
     def forward(self, q, k, v, g, beta, scale, h0, offsets) -> tuple[Array, Array]:
-        """Texts in one row: q, k [T, H, K], v [T, HV, V]; h0 [N, HV, K, V] or None. Returns o and the states."""
+        """Segments in one row: q, k [T, H, K], v [T, HV, V]; h0 [N, HV, K, V] or None. Returns o and the states."""
         (_, H, K), (T, HV, V) = q.shape, v.shape
         o, states = np.zeros((T, HV, V), np.float32), np.zeros((len(offsets) - 1, HV, K, V), np.float32)
         for n, (first, end) in enumerate(pairwise(offsets)):
@@ -152,15 +152,15 @@ class GateOfTheFirstHead(Kernel):
 
 
 class StateLeaks(Kernel):
-    """A packed text starts from the state of the one before."""
+    """A packed segment starts from the state of the one before."""
 
     def first_state(self, states, h0, n, hv):
         return states[n - 1, hv] if h0 is None and n > 0 else super().first_state(states, h0, n, hv)
 
 
 # %%
-class EmptyTextIsStale(Kernel):
-    """A text without tokens runs no chunk, and stores as its state what lies in the buffer."""
+class EmptySegmentIsStale(Kernel):
+    """A segment without tokens runs no chunk, and stores as its state what lies in the buffer."""
 
     def chunk(self, *inputs):
         o, self.buffer = super().chunk(*inputs)
@@ -191,7 +191,7 @@ class InverseByDoubling(Kernel):
 
 # %%
 class TailIsNotMasked(Kernel):
-    """The last chunk of a text reads on into the next one."""
+    """The last chunk of a segment reads on into the next one."""
 
     def rows(self, t, end):
         return slice(t, t + C)
@@ -215,7 +215,7 @@ class StrengthInBf16(Kernel):
 REPORTS = {
     GateOfTheFirstHead: "flash-linear-attention #1115",
     StateLeaks: "flash-linear-attention #1184",
-    EmptyTextIsStale: "FlashKDA #24",
+    EmptySegmentIsStale: "FlashKDA #24",
     StateTransposed: "vllm #41292",
     InverseByDoubling: "tt-metal #54813",
     TailIsNotMasked: "flash-linear-attention #1142",
@@ -229,9 +229,9 @@ for kind, report in REPORTS.items():
     print(f"    effect: {bug.effect}" + (f"; missed: {bug.missed}" if bug.missed else ""))
 
 # %% [markdown]
-# A single text of one head, a whole number of chunks, keys that are random, $K=V$, no state in or out, an error of
-# a percent allowed: the test looks where none of these mistakes is. A better test is not a smaller tolerance but
-# *other inputs*.
+# A single segment of one head, a whole number of chunks, keys that are random, $K=V$, no state in or out, an error
+# of a percent allowed: the test looks where only one of these mistakes is. A better test is not a smaller tolerance
+# but *other inputs*.
 #
 # ## Plugging the kernel in
 #
@@ -265,7 +265,7 @@ class Adapter:
 # %%
 def results(self, call: Call, offsets: list[int], h0: Array | None) -> dict[str, Tensor]:
     arrays = [x.flatten(0, 1).numpy() for x in (call.q, call.k, call.v, call.g, call.beta)]
-    with np.errstate(over="ignore", invalid="ignore"):  # the judge puts NaN beside the texts, to see who reads it
+    with np.errstate(over="ignore", invalid="ignore"):  # the judge puts NaN beside the segments, to see who reads it
         o, states = self.kernel.forward(*arrays, call.scale, h0, offsets)
     return {"o": torch.from_numpy(o).view(call.v.shape), "final_state": torch.from_numpy(states)}
 
