@@ -116,7 +116,8 @@ def explain(check: Annotated[str, typer.Argument(metavar="CHECK")]) -> None:
             typer.echo(f"{link}: {bug_named(link).broke} ({url_of(link)})")
         for case in CASES:
             if case.id == check:
-                knobs = ("B", "T", "lengths", "H", "group", "K", "V", "gate", "keys", "values", "beta", "state")
+                knobs = ["B", "T", "lengths", "H", "group", "K", "V", "gate", "keys", "values", "beta", "state"]
+                knobs += [] if case.front is None else ["front", "raw_gate", "rates", "bias", "logits"]
                 typer.echo(", ".join(f"{name}={getattr(case, name)}" for name in knobs))
 
 

@@ -111,6 +111,7 @@ class Capabilities:
     state_dtype     of initial and final state
     packed          cu_seqlens
     packed_dtype    of cu_seqlens
+    alignment       bytes that the address of every input has to be a multiple of
     overwrites      inputs that it may overwrite
     stages          intermediates that `run` can return, named as in ChunkStages, [B, T, HV, *]
     front_ends      front ends that it offers, one for each combination that a call can ask for
@@ -137,6 +138,7 @@ class Capabilities:
     state_dtype: str = "fp32"
     packed: bool = True
     packed_dtype: str = "int32"
+    alignment: int = 1
     overwrites: tuple[str, ...] = ()
     stages: tuple[str, ...] = ()
     front_ends: tuple[FrontForm, ...] = ()

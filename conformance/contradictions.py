@@ -30,6 +30,8 @@ def contradictions(caps: Capabilities) -> list[str]:
         found.append('gradients are judged for log_base="e", beta="probability" and plain; leave "backward" out')
     if caps.square and caps.K and caps.V and not set(caps.K) & set(caps.V):
         found.append(f"square needs a size common to K={caps.K} and V={caps.V}")
+    if caps.alignment not in (1, 2, 4, 8, 16, 32, 64):
+        found.append(f"alignment must be a power of two up to 64; got {caps.alignment!r}")
     found += _front_complaints(caps) + _pool_complaints(caps) + _refusal_complaints(caps)
     return found + [complaint for contract in caps.contracts for complaint in _complaints(contract, caps)]
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from .adapter import Call
 from .bench import Bench, RelationBroken, changed, must_equal
 from .cases import Tensors
 from .guard import same_bits
@@ -40,6 +41,12 @@ def decoding_check(
 def worst(verdicts: list[Verdict]) -> Verdict:
     """The verdict that decides: a failure if there is one, then the largest ratio."""
     return max(verdicts, key=lambda verdict: (verdict.failed, verdict.worst))
+
+
+def first_call(bench: Bench) -> Call:
+    """A step as any other, to see what runs."""
+    dtype = pool_of(bench).dtypes[0]
+    return session(bench, decoding_problem(bench, dtype), dtype).call(0)
 
 
 def as_prefill(run: Session, id: str) -> Verdict:

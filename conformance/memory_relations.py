@@ -62,17 +62,19 @@ def head_major(bench: Bench) -> None:
 
 @relation("offset", "a base pointer without its offset, or loads wider than the alignment")
 def offset(bench: Bench) -> None:
-    """Inputs that begin one element into their memory, between elements of NaN."""
+    """Inputs that begin as little into their memory as the kernel's alignment allows, between elements of NaN."""
     call = bench.problem(bench.case(T="C/2+3")).call
-    views = {name: after_one(x) for name, x in call.tensors().items() if x.is_floating_point()}
-    same_through(bench, call, views, "inputs one element into their memory")
+    aligned = bench.caps.alignment
+    views = {name: after_some(x, aligned) for name, x in call.tensors().items() if x.is_floating_point()}
+    same_through(bench, call, views, "inputs that do not begin where their memory does")
 
 
-def after_one(x: Tensor) -> Tensor:
-    """The same values, contiguous, from the second element of a buffer on; NaN on both sides."""
-    buffer = torch.full((x.numel() + 2,), torch.nan, dtype=x.dtype)
-    buffer[1:-1] = x.flatten()
-    return buffer[1:-1].view(x.shape)
+def after_some(x: Tensor, alignment: int) -> Tensor:
+    """The same values, contiguous, from the first aligned address after a buffer's start; NaN on both sides."""
+    first = max(alignment // x.element_size(), 1)
+    buffer = torch.full((x.numel() + first + 1,), torch.nan, dtype=x.dtype)
+    buffer[first:-1] = x.flatten()
+    return buffer[first:-1].view(x.shape)
 
 
 @relation("expanded", "a stride of 0 that is taken for something else")

@@ -55,12 +55,16 @@ class Session:
         flat = self.slots.flatten()
         return flat[~torch.isin(flat, torch.tensor(pool_of(self.bench).nobody or (-1,)))].long()
 
-    def step(self, start: int, count: int = 1, accepted: Tensor | None = None) -> Tensor:
-        """o of the next `count` tokens from `start` on, with M slots a sequence or one."""
-        declared, given = pool_of(self.bench), self.problem.call
+    def call(self, start: int, count: int = 1, accepted: Tensor | None = None) -> Call:
+        """The call for `count` tokens from `start` on."""
+        given = self.problem.call
         rows = {name: getattr(given, name)[:, start : start + count].contiguous() for name in PER_TOKEN}
         changes = {"initial_state": None, "operation": "decode", "state_pool": self.pool, "slot_indices": self.slots}
-        call = Call(**{**vars(given), **rows, **changes, "accepted": accepted})
+        return Call(**{**vars(given), **rows, **changes, "accepted": accepted})
+
+    def step(self, start: int, count: int = 1, accepted: Tensor | None = None) -> Tensor:
+        """o of the next `count` tokens from `start` on, with M slots a sequence or one."""
+        declared, call = pool_of(self.bench), self.call(start, count, accepted)
         want = frozenset(("o",) if declared.in_place else ("o", "state_pool"))
         caps = replace(self.bench.caps, overwrites=(*self.bench.caps.overwrites, "state_pool"))
         if not declared.in_place:
@@ -68,7 +72,7 @@ class Session:
         results = raw_run(self.bench.adapter, call, caps, want, self.bench.seconds, copy=False)
         if not declared.in_place:
             self.pool = results["state_pool"]
-        self.check(results["o"], rows["v"])
+        self.check(results["o"], call.v)
         return results["o"]
 
     def check(self, o: Tensor, v: Tensor) -> None:

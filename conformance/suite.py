@@ -148,8 +148,8 @@ def checked_identity(adapter: Adapter, bench: Bench) -> str:
     identity = adapter.identity()
     if not isinstance(identity, str) or not identity.strip():
         raise BadAdapterError(f"identity() must name the code that runs; got {identity!r}")
-    problem = bench.problem(bench.case(B=1, T=5))
-    entered = runs_the_reference(adapter, problem.call, frozenset(("o", "final_state")), bench.seconds)
+    call = bench.problem(bench.case(B=1, T=5)).call if bench.caps.whole_sequences else decode.first_call(bench)
+    entered = runs_the_reference(adapter, call, frozenset(("o", "final_state")), bench.seconds)
     if entered is not None and REFERENCE_NAME not in identity:
         raise BadAdapterError(
             f"the adapter calls {REFERENCE_NAME} ({entered}) and says it is {identity!r}: "

@@ -103,6 +103,7 @@ def test_conventions_that_are_declared_wrongly_fail():
         (Capabilities(refuses=("nonsense",)), "refuses must be one of"),
         (Capabilities(packed=False, refuses=("packed_order",)), "such a call cannot be made"),
         (Capabilities(refuses=("slots",)), "there is no pool"),
+        (Capabilities(alignment=3), "alignment must be a power of two"),
         (Capabilities(gate_dtype="bf16"), "gate_dtype must be one of"),
         (Capabilities(contracts=(Contract(activation="fast"),)), "activation must be one of"),
         (Capabilities(contracts=()), "contracts must name at least one"),

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from kimi_linear.conformance.adapter import Capabilities, Contract, FrontForm, Pool, load_adapter
+from kimi_linear.conformance.adapter import BadAdapterError, Capabilities, Contract, FrontForm, Pool, load_adapter
 from kimi_linear.conformance.adapters import naive
 from kimi_linear.conformance.bench import Bench
 from kimi_linear.conformance.panel import chunk_kernel, recurrent_kernel
@@ -111,3 +111,24 @@ def test_an_error_has_to_come_and_to_name_the_argument():
     said = {verdict.id: verdict.reason for verdict in report.verdicts if verdict.failed}
     assert said["refusal.positive_gate"] == "computes on; it declares an error that names g"
     assert said["refusal.packed_order"] == "the error does not name cu_seqlens: ValueError: invalid argument"
+
+
+def test_a_decoder_that_is_the_reference_in_secret_is_caught():
+    class Secret(Serving):
+        def identity(self):
+            return "a serving engine"
+
+    with pytest.raises(BadAdapterError, match="comparison of the reference with itself"):
+        run_suite(Secret(), only=DECODE)
+
+
+def test_a_pool_that_should_stay_as_it_was_is_looked_at():
+    class Both(Returns):
+        def run(self, call, want):
+            results = super().run(call, want)
+            call.state_pool.copy_(results["state_pool"])
+            return results
+
+    (verdict,) = run_suite(Both(), only=["decode.in_place"]).verdicts
+    assert verdict.failed
+    assert "overwrites its input state_pool" in verdict.reason
