@@ -109,6 +109,7 @@ class Capabilities:
     gate_dtype      of g and beta: "fp32", or "io" for that of q
     state_layout    "KV" or "VK", of initial and final state and of the pool
     state_dtype     of initial and final state
+    arrays          what inputs are: "torch" tensors, or "numpy" arrays (see `arrays.py`; results may be either)
     packed          cu_seqlens
     packed_dtype    of cu_seqlens
     alignment       bytes that the address of every input has to be a multiple of
@@ -136,6 +137,7 @@ class Capabilities:
     gate_dtype: str = "fp32"
     state_layout: str = "KV"
     state_dtype: str = "fp32"
+    arrays: str = "torch"
     packed: bool = True
     packed_dtype: str = "int32"
     alignment: int = 1

@@ -41,6 +41,7 @@ def _unknown(caps: Capabilities) -> list[str]:
         ("log_base", caps.log_base, ("e", "2")),
         ("beta", caps.beta, ("probability", "logit")),
         ("gate_dtype", caps.gate_dtype, ("fp32", "io")),
+        ("arrays", caps.arrays, ("torch", "numpy")),
         ("state_layout", caps.state_layout, ("KV", "VK")),
         ("state_dtype", caps.state_dtype, tuple(DTYPES)),
         ("packed_dtype", caps.packed_dtype, INDEX_DTYPES),

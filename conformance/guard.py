@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from .adapter import GRADIENTS, Adapter, Call, Capabilities
+from .arrays import as_asked, as_tensor
 from .gold import Results
 from .limits import CASE_SECONDS
 from .precision import DTYPES
@@ -108,7 +109,7 @@ def raw_run(
     given = Call(**{**vars(call), **private})
     try:
         with time_limit(seconds):
-            results = adapter.run(given, want)
+            results = _tensors(adapter.run(as_asked(given, caps), want), call)
     except _OutOfTime:
         raise KernelFailure(f"hangs: no result after {seconds:g} s") from None
     except KernelFailure:
@@ -135,6 +136,14 @@ def _run_and_changes(adapter: Adapter, call: Call, *options: Any) -> tuple[Resul
     before = {name: x.clone() for name, x in call.tensors().items()}
     results = raw_run(adapter, call, *options)
     return results, {name: x for name, x in call.tensors().items() if not same_bits(x, before[name])}
+
+
+def _tensors(results: Any, call: Call) -> Any:
+    """Results as tensors, whichever arrays they came in."""
+    if not isinstance(results, dict):
+        return results
+    half = call.contract.io == "bf16"
+    return {name: as_tensor(x, half) for name, x in results.items()}
 
 
 def _check_returned(results: Any, want: frozenset[str]) -> None:
@@ -202,7 +211,7 @@ def runs_the_reference(adapter: Adapter, call: Call, want: frozenset[str], secon
     sys.setprofile(watch)
     try:
         with time_limit(seconds):
-            adapter.run(call, want)
+            adapter.run(as_asked(call, adapter.capabilities()), want)
     except (Exception, SystemExit, _OutOfTime):  # the cases will say what is wrong; here only the name matters
         return None
     finally:

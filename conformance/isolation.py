@@ -110,7 +110,9 @@ class Isolated:
             answer = pickle.loads(self._connection.recv_bytes())
         except (EOFError, ConnectionError):
             raise KernelFailure(self._death()) from None
-        except KeyboardInterrupt:  # the answer of this call must not be taken for the next one's
+        except KernelFailure:
+            raise
+        except BaseException:  # an interrupt: the answer of this call must not be taken for the next one's
             self.close()
             raise
         if isinstance(answer, BaseException):

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 
 from .adapter import Call
+from .arrays import as_asked
 from .bench import Bench, RelationBroken
 from .guard import raw_run, time_limit
 from .pool_session import decoding_problem, pool_of, session
@@ -77,7 +78,7 @@ def refused(bench: Bench, call: Call, argument: str, want: frozenset[str]) -> No
     """Pass where the call raises an error that names the argument; RelationBroken with what came instead."""
     try:
         with time_limit(bench.seconds):
-            bench.adapter.run(call, want)
+            bench.adapter.run(as_asked(call, bench.caps), want)
     except Exception as error:
         if not re.search(rf"\b({'|'.join(NAMES[argument])})\b", str(error)):
             kind = type(error).__name__
