@@ -59,6 +59,7 @@ EXACT = [
         links=(FLA_EMPTY, FLA_LEAK, NPU_PAST_END),
         **INTEGERS,
     ),
+    Case("exact.one_channel", "exact", "K = 1: numbers for keys and gates", T="C+1", H=2, K=1, V=9, **INTEGERS),
     Case("exact.one_token", "exact", "T = 1", B=2, T=1, K=16, V=5, **INTEGERS),
     Case(
         "exact.halves",
@@ -105,7 +106,6 @@ SHAPE = [
     Case("shape.T=0", "shape", "no tokens: the state passes", T=0, effect="a crash, or a state of garbage"),
     Case("shape.K=60", "shape", "channels that fill no tile", K=60, V=36, links=(FLA_MASK_K,), flags=("quick",)),
     Case("shape.K=7", "shape", "an odd number of channels", K=7, V=3),
-    Case("shape.K=1", "shape", "one key channel: a gate of one number", K=1, V=12, T="C+1"),
     Case("shape.K=40,V=8", "shape", "a wide key and a narrow value", K=40, V=8, flags=("quick",)),
     Case("shape.batch", "shape", "a batch of five", B=5, T="C/4+3"),
     Case("shape.groups", "shape", "eight value heads a key head", group=8, K=12, V=9, links=(FLA_HEADS,)),
