@@ -106,6 +106,7 @@ class Capabilities:
     log_base        of the gate it takes: "e", or "2" for g / ln 2
     beta            "probability", or "logit" for a sigmoid inside
     beta_above_one  beta up to 2 (negative eigenvalues)
+    lowest_gate     below which it takes no g (natural log); None: any. Cases with lower gates are skipped
     gate_dtype      of g and beta: "fp32", or "io" for that of q
     state_layout    "KV" or "VK", of initial and final state and of the pool
     state_dtype     of initial and final state
@@ -134,6 +135,7 @@ class Capabilities:
     log_base: str = "e"
     beta: str = "probability"
     beta_above_one: bool = True
+    lowest_gate: float | None = None
     gate_dtype: str = "fp32"
     state_layout: str = "KV"
     state_dtype: str = "fp32"

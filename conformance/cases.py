@@ -152,6 +152,8 @@ def why_not(case: Case, caps: Capabilities, contract: Contract) -> str | None:
         return "beta above 1 is not declared"
     if case.has("exact") and not caps.free_scale and math.log2(_nearest(case.K, caps.K)) % 2:
         return "its scale, K ** -0.5, is no power of two"
+    if caps.lowest_gate is not None and (tensors_of(fitted(case, caps, contract)).g < caps.lowest_gate).any():
+        return f"gates below {caps.lowest_gate:g} are not declared"
     if case.has("long_sums") and contract.accumulate not in ("fp32", "fp64"):
         return f"sums are declared to be in {contract.accumulate}"
     if case.has("beyond_fp16") and "fp16" in (contract.io, contract.operand, contract.state):

@@ -28,6 +28,8 @@ def contradictions(caps: Capabilities) -> list[str]:
         found.append('beta="logit" gives at most 1, so beta_above_one must be False')
     if "backward" in caps.operations and (caps.log_base, caps.beta, caps.plain) != ("e", "probability", True):
         found.append('gradients are judged for log_base="e", beta="probability" and plain; leave "backward" out')
+    if caps.lowest_gate is not None and not caps.lowest_gate < 0:
+        found.append(f"lowest_gate must be negative or None; got {caps.lowest_gate!r}")
     if caps.square and caps.K and caps.V and not set(caps.K) & set(caps.V):
         found.append(f"square needs a size common to K={caps.K} and V={caps.V}")
     if caps.alignment not in (1, 2, 4, 8, 16, 32, 64):

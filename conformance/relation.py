@@ -18,6 +18,7 @@ NEEDS: dict[str, tuple[Callable[[Bench], bool], str]] = {
     "above_one": (lambda bench: bench.caps.beta_above_one, "beta above 1 is not declared"),
     "backward": (lambda bench: "backward" in bench.caps.operations, "backward is not declared"),
     "plain": (lambda bench: bench.caps.plain, "every call goes through a front end, which does not keep it"),
+    "any_gate": (lambda bench: bench.caps.lowest_gate is None, "gates below a bound are not declared"),
     "decode": (lambda bench: bench.caps.pool is not None, "decoding is not declared"),
     "padding": (lambda bench: bool(bench.caps.pool and bench.caps.pool.nobody), "no index for padding is declared"),
     "drafts": (lambda bench: bool(bench.caps.pool and bench.caps.pool.drafts), "draft tokens are not declared"),

@@ -116,7 +116,7 @@ def signs(bench: Bench) -> None:
     must_equal(got["final_state"], D[:, None] * want["final_state"], "final_state with signs turned")
 
 
-@relation("reset", "a state or a gate that survives a decay of zero", "plain")
+@relation("reset", "a state or a gate that survives a decay of zero", "plain", "any_gate")
 def reset(bench: Bench) -> None:
     """A gate of -1e4 at a chunk's first token makes what follows independent of what came before."""
     case = bench.case(B=1, T="2C+3")

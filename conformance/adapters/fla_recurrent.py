@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import warnings
 from importlib.metadata import version
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from kimi_linear.conformance.adapter import Call, Capabilities, Contract
+from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
 from kimi_linear.conformance.on_device import run_on
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -26,7 +27,8 @@ with warnings.catch_warnings():
 
 def capabilities() -> Capabilities:
     contracts = tuple(Contract(io=io, operand="fp32", chunk_size=None) for io in FORMATS)
-    return Capabilities(operations=("recurrent",), contracts=contracts)
+    whole = (FrontForm(gate="softplus", beta="sigmoid"), FrontForm(gate="bounded", beta="double_sigmoid"))
+    return Capabilities(operations=("recurrent",), contracts=contracts, front_ends=(*whole, FrontForm()))
 
 
 def identity() -> str:
@@ -39,6 +41,12 @@ def run(call: Call, want: frozenset[str]) -> dict[str, Tensor]:
 
 
 def _kernel(call: Call) -> dict[str, Tensor]:
-    inputs = (call.q, call.k, call.v, call.g, call.beta)
-    o, final_state = fused_recurrent_kda(*inputs, **call.forward_options(), output_final_state=True)
-    return {"o": o, "final_state": final_state}
+    options: dict[str, Any] = {"initial_state": call.initial_state, "cu_seqlens": call.cu_seqlens}
+    if call.front is not None:
+        options |= {"use_qk_l2norm_in_kernel": True, "use_gate_in_kernel": call.front.gate is not None}
+        options |= {"A_log": call.A_log, "dt_bias": call.dt_bias}
+        options |= {"lower_bound": call.front.lower_bound if call.front.gate == "bounded" else None}
+        options |= {"use_beta_sigmoid_in_kernel": call.front.beta is not None}
+        options |= {"allow_neg_eigval": call.front.beta == "double_sigmoid"}
+    o, state = fused_recurrent_kda(*call.inputs(), scale=call.scale, output_final_state=True, **options)
+    return {"o": o, "final_state": state}

@@ -9,11 +9,16 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kimi_linear.conformance.adapter import Call, Capabilities, Contract
+from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
 from kimi_linear.conformance.on_device import run_on
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = ("bf16", "fp16", "fp32") if DEVICE == "cuda" else ("fp32", "fp16")
+FRONT_ENDS = (
+    FrontForm(gate="softplus", beta="sigmoid"),
+    FrontForm(gate="bounded", beta="double_sigmoid"),
+    FrontForm(),
+)
 
 
 def capabilities() -> Capabilities:
@@ -23,6 +28,7 @@ def capabilities() -> Capabilities:
         operations=("recurrent",),
         contracts=tuple(Contract(io=io, operand="fp32", chunk_size=None) for io in FORMATS),
         K=tuple(range(1, MAX_K + 1)),
+        front_ends=FRONT_ENDS,
     )
 
 
@@ -40,7 +46,6 @@ def run(call: Call, want: frozenset[str]) -> dict[str, Tensor]:
 def _kernel(call: Call) -> dict[str, Tensor]:
     from kimi_linear.triton_kernels import fused_recurrent_kda
 
-    inputs = (call.q, call.k, call.v, call.g, call.beta)
-    o, final_state = fused_recurrent_kda(*inputs, **call.forward_options(), output_final_state=True)
+    o, final_state = fused_recurrent_kda(*call.inputs(), **call.forward_options(), output_final_state=True)
     assert final_state is not None
     return {"o": o, "final_state": final_state}

@@ -1,0 +1,58 @@
+"""flash-linear-attention's `chunk_kda` in both gate modes, on a GPU: `fla_chunk.py:any_gate` and `:safe_gate`.
+
+The second is for gates from -5 up. Backward by autograd. Needs fla-core and flash-linear-attention.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
+from kimi_linear.conformance.on_device import run_on
+
+if not torch.cuda.is_available():
+    raise RuntimeError("fla's chunk_kda needs a GPU: Triton's interpreter does not run it")
+from fla.ops.kda import chunk_kda
+
+
+@dataclass
+class Chunk:
+    safe: bool
+
+    def capabilities(self) -> Capabilities:
+        contracts = tuple(Contract(io=io, operand=io, chunk_size=C) for io in ("bf16", "fp16") for C in (64, 32))
+        front, lowest = FrontForm(gate="softplus", beta="sigmoid"), None
+        if self.safe:
+            front, lowest = FrontForm(gate="bounded", beta="double_sigmoid"), -5.0
+        return Capabilities(("chunk", "backward"), contracts, front_ends=(front,), lowest_gate=lowest)
+
+    def identity(self) -> str:
+        return f"fla {version('fla-core')}, chunk_kda safe_gate={self.safe}, {torch.cuda.get_device_name()}"
+
+    def run(self, call: Call, want: frozenset[str]) -> dict[str, Tensor]:
+        return run_on("cuda", call, self.forward if call.do is None else self.backward)
+
+    def forward(self, call: Call) -> dict[str, Tensor]:
+        options: dict[str, Any] = {"initial_state": call.initial_state, "cu_seqlens": call.cu_seqlens}
+        options |= {"scale": call.scale, "safe_gate": self.safe, "chunk_size": call.contract.chunk_size}
+        if call.front is not None:
+            options |= {"use_qk_l2norm_in_kernel": True, "A_log": call.A_log, "dt_bias": call.dt_bias}
+            options |= {"use_gate_in_kernel": True, "lower_bound": -5.0 if self.safe else None}
+            options |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": self.safe}
+        o, state = chunk_kda(*call.inputs(), **options, output_final_state=True)
+        return {"o": o, "final_state": state}
+
+    def backward(self, call: Call) -> dict[str, Tensor]:
+        names = {"dq": "q", "dk": "k", "dv": "v", "dg": "g", "dbeta": "beta", "dh0": "initial_state"}
+        given = {gradient: getattr(call, name).requires_grad_() for gradient, name in names.items()}
+        outputs = self.forward(call)
+        grads = torch.autograd.grad(outputs.values(), given.values(), (call.do, call.dht))
+        return dict(zip(given, grads, strict=True))
+
+
+any_gate, safe_gate = Chunk(safe=False), Chunk(safe=True)
