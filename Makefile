@@ -8,7 +8,7 @@ LAB_READY := $(VENV)/.lab-ready
 WORKBOOK := tutorials/workbook
 LAB_OPTIONS ?=
 
-.PHONY: verify test test-gpu lint types format bench kernels-report notebooks lab docs mutation clean
+.PHONY: verify test test-gpu conformance-gpu lint types format bench kernels-report notebooks lab docs mutation clean
 
 verify: $(READY)
 	$(BIN)/kimi-linear verify
@@ -21,6 +21,10 @@ test: lint types
 test-gpu: SHELL := /bin/bash
 test-gpu:
 	set -o pipefail; $(PYTHON) -m pytest -p no:benchmark tests/triton tests/gpu 2>&1 | tee test-gpu.log
+
+# The GPU's columns of docs/conformance-matrix.md, with such a Python too, and with fla in it for fla's columns.
+conformance-gpu:
+	$(PYTHON) benchmarks/conformance_runs.py cuda --workers $(WORKERS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

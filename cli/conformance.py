@@ -24,6 +24,7 @@ from ..conformance.report import as_json, explain_failures, text
 from ..conformance.suite import Report, all_checks, check_by_id, run_suite
 from ..conformance.waivers import read_waivers
 from .algebra import algebra_command
+from .conformance_matrix import matrix_command
 from .repro import repro_command
 from .score import score_command
 from .search import FOLDER, Examples, Minutes, searched
@@ -124,6 +125,7 @@ def explain(check: Annotated[str, typer.Argument(metavar="CHECK")]) -> None:
 conformance.command("repro")(repro_command)
 conformance.command("score")(score_command)
 conformance.command("algebra")(algebra_command)
+conformance.command("matrix")(matrix_command)
 
 
 @contextmanager
