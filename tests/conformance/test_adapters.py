@@ -10,9 +10,10 @@ import os
 import pytest
 import torch
 
-from kimi_linear.conformance.adapter import Call, load_adapter
+from kimi_linear.conformance.adapter import BadAdapterError, Call, Capabilities, checked_capabilities, load_adapter
 from kimi_linear.conformance.on_device import moved, run_on
 from kimi_linear.conformance.suite import benches, check_by_id, checked_identity
+from strange_kernels import CONTRACT, Correct
 
 PACKAGE = "kimi_linear.conformance.adapters"
 WIRING = ("exact.square", "shape.K=7", "values.no_state", "relation.strides")
@@ -25,7 +26,7 @@ CHECKS = {
     "chunked": WIRING + PACKED,
     "transformers_torch": ("shape.K=7", "values.no_state", "relation.strides"),
     "onnx_reference": WIRING,
-    "triton_chunk": SHORT,
+    "triton_chunk": ("exact.wide", "packing.all_empty"),
     "triton_recurrent": SHORT,
     "triton_decode": SHORT,
 }
@@ -85,3 +86,31 @@ def test_what_a_kernel_does_to_its_inputs_elsewhere_shows_here():
     assert torch.equal(call.k, k + 1)
     assert results["o"].data_ptr() == call.v.data_ptr()
     assert results["final_state"].item() == 0
+
+
+class BoundedGates(Correct):
+    """A kernel that takes gates from -5 up, and checks that the judge keeps to that."""
+
+    def capabilities(self):
+        return Capabilities(contracts=(CONTRACT,), lowest_gate=-5.0)
+
+    def run(self, call, want):
+        assert call.g.min() >= -5
+        return super().run(call, want)
+
+
+def test_a_kernel_is_not_asked_for_gates_below_its_lowest():
+    bench = benches(BoundedGates())[0]
+    asked = {id: check_by_id(id)(bench) for id in ("gate.bound", "gate.strong", "exact.square", "relation.reset")}
+    assert asked["gate.bound"].status == "pass", asked["gate.bound"].reason
+    for id in ("gate.strong", "exact.square", "relation.reset"):
+        assert (asked[id].status, asked[id].reason) == ("skip", "gates below -5 are not declared")
+
+
+def test_a_lowest_gate_that_takes_no_decay_is_refused():
+    class TakesNoDecay(Correct):
+        def capabilities(self):
+            return Capabilities(lowest_gate=0.0)
+
+    with pytest.raises(BadAdapterError, match="lowest_gate must be negative"):
+        checked_capabilities(TakesNoDecay())
