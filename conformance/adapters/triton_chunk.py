@@ -19,6 +19,7 @@ FRONT_ENDS = (
     FrontForm(gate="bounded", beta="double_sigmoid"),
     FrontForm(),
 )
+REFUSES = ("shapes", "groups", "dtypes", "state", "packed_batch")  # nothing that only contents tell
 
 
 def capabilities() -> Capabilities:
@@ -30,6 +31,7 @@ def capabilities() -> Capabilities:
         contracts=tuple(Contract(io=io, operand=io, chunk_size=64) for io in FORMATS),
         K=tuple(range(1, MAX_K + 1)),
         front_ends=FRONT_ENDS,
+        refuses=REFUSES,
         V=tuple(range(1, MAX_V + 1)),
     )
 

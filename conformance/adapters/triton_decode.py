@@ -1,8 +1,7 @@
 """This repository's `decode_step` in Triton as an adapter: steps on a pool of states, and whole sequences.
 
-For a whole sequence each call gets a pool of its own with the initial states in its slots, and what the slots hold
-afterwards are the final states. On a GPU, or in Triton's interpreter with TRITON_INTERPRET=1 set before Triton is
-imported; there without bf16, with which the interpreter computes wrongly.
+A whole sequence gets a pool of its own: initial states in its slots, final states there afterwards. On a GPU, or with
+TRITON_INTERPRET=1 set before Triton is imported; then without bf16, with which the interpreter computes wrongly.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ def capabilities() -> Capabilities:
         K=tuple(range(1, MAX_K + 1)),
         front_ends=(FrontForm(gate="softplus", beta="sigmoid"), FrontForm(gate="bounded", beta="double_sigmoid")),
         pool=Pool(dtypes=("fp32", "bf16") if DEVICE == "cuda" else ("fp32",), drafts=3),
+        refuses=("shapes", "groups", "dtypes", "packed_batch", "slots"),
     )
 
 

@@ -19,6 +19,7 @@ FRONT_ENDS = (
     FrontForm(gate="bounded", beta="double_sigmoid"),
     FrontForm(),
 )
+REFUSES = ("shapes", "groups", "dtypes", "state", "packed_batch")  # nothing that only contents tell
 
 
 def capabilities() -> Capabilities:
@@ -29,6 +30,7 @@ def capabilities() -> Capabilities:
         contracts=tuple(Contract(io=io, operand="fp32", chunk_size=None) for io in FORMATS),
         K=tuple(range(1, MAX_K + 1)),
         front_ends=FRONT_ENDS,
+        refuses=REFUSES,
     )
 
 
