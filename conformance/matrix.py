@@ -182,11 +182,10 @@ def page(records: dict[str, dict[str, Any]]) -> str:
     parts = []
     for device, title in (("cpu", "On a CPU"), ("cuda", "On a GPU")):
         columns = [column for column in COLUMNS if column.device == device]
-        red = list(failures(columns, records)) or ["No check fails."]
-        if not any("verdicts" in records.get(column.name, {}) for column in columns):
-            red = []
-        blocks = [[f"## {title}"], table(columns, records), red, runs(columns, records)]
-        parts += ["\n".join(block) for block in blocks if block]
+        blocks = [[f"## {title}"]]
+        if any("verdicts" in records.get(column.name, {}) for column in columns):
+            blocks += [list(table(columns, records)), list(failures(columns, records)) or ["No check fails."]]
+        parts += ["\n".join(block) for block in [*blocks, runs(columns, records)]]
     limits = f"Limits: {FORWARD_RATIO:g} for outputs and states, {GRADIENT_RATIO:g} for gradients.\n"
     return limits + "\n" + "\n\n".join(parts) + "\n"
 

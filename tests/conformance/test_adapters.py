@@ -6,6 +6,7 @@ docs/conformance-matrix.md.
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ import torch
 from kimi_linear.conformance.adapter import BadAdapterError, Call, Capabilities, checked_capabilities, load_adapter
 from kimi_linear.conformance.on_device import moved, run_on
 from kimi_linear.conformance.suite import benches, check_by_id, checked_identity
+from kimi_linear.conformance.waivers import read_waivers
 from strange_kernels import CONTRACT, Correct
 
 PACKAGE = "kimi_linear.conformance.adapters"
@@ -47,6 +49,13 @@ def test_an_adapter_speaks_its_kernels_conventions(name):
     for id in CHECKS[name]:
         verdict = check_by_id(id)(bench)
         assert verdict.status == "pass", f"{id}: {verdict.reason}"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_known_failures_of_transformers_still_fail():
+    bench = first_bench("transformers_torch")
+    for id in read_waivers(Path(bench.adapter.__file__).with_suffix(".waivers")):
+        assert check_by_id(id)(bench).status == "fail", f"{id} passes: remove the waiver"
 
 
 @pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="fla is installed")
