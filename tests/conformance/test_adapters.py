@@ -30,7 +30,7 @@ CHECKS = {
     "onnx_reference": WIRING,
     "triton_chunk": ("exact.wide", "packing.all_empty"),
     "triton_recurrent": SHORT,
-    "triton_decode": (*SHORT, "decode.untouched", "refusal.slots"),
+    "triton_decode": (*SHORT, "decode.untouched", "refusal.slot_count"),
 }
 
 
