@@ -79,7 +79,7 @@ COLUMNS = (
 def recorded(column: Column, report: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
     """A report cut to what the matrix shows, with where and when it was made."""
     verdicts = [{name: verdict[name] for name in KEPT} for verdict in report["verdicts"]]
-    kept = {name: report[name] for name in ("identity", "versions") if name in report}
+    kept: dict[str, Any] = {name: report[name] for name in ("identity", "versions") if name in report}
     return {"column": column.name, "command": column.command, **about, **kept, "verdicts": verdicts}
 
 

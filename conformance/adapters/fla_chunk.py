@@ -51,7 +51,7 @@ class Chunk:
         names = {"dq": "q", "dk": "k", "dv": "v", "dg": "g", "dbeta": "beta", "dh0": "initial_state"}
         given = {gradient: getattr(call, name).requires_grad_() for gradient, name in names.items()}
         outputs = self.forward(call)
-        grads = torch.autograd.grad(outputs.values(), given.values(), (call.do, call.dht))
+        grads = torch.autograd.grad(tuple(outputs.values()), tuple(given.values()), (call.do, call.dht))
         return dict(zip(given, grads, strict=True))
 
 

@@ -1,12 +1,13 @@
 """This repository's `decode_step` in Triton as an adapter: steps on a pool of states, and whole sequences.
 
-A whole sequence gets a pool of its own: initial states in its slots, final states there afterwards. On a GPU, or with
-TRITON_INTERPRET=1 set before Triton is imported; then without bf16, with which the interpreter computes wrongly.
+A whole sequence gets a pool of its own, which ends with the final states. On a GPU, or with TRITON_INTERPRET=1; then
+without bf16, with which the interpreter computes wrongly.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,8 +35,7 @@ def capabilities() -> Capabilities:
 def identity() -> str:
     import triton
 
-    where = torch.cuda.get_device_name() if DEVICE == "cuda" else "interpreter"
-    return f"kimi_linear.triton_kernels.decode_step, triton {triton.__version__}, {where}"
+    return f"kimi_linear.triton_kernels.decode_step, triton {triton.__version__}, {DEVICE}"
 
 
 def run(call: Call, want: frozenset[str]) -> dict[str, Tensor]:
@@ -45,9 +45,9 @@ def run(call: Call, want: frozenset[str]) -> dict[str, Tensor]:
 def _step(call: Call) -> dict[str, Tensor]:
     from kimi_linear.triton_kernels import decode_step
 
-    slots = {"slot_indices": call.slot_indices, "num_accepted_tokens": call.accepted}
-    options = {"scale": call.scale, "cu_seqlens": call.cu_seqlens, "front_end": call.front_end}
-    return {"o": decode_step(*call.inputs(), state_pool=call.state_pool, **slots, **options)}
+    options: dict[str, Any] = {"state_pool": call.state_pool, "slot_indices": call.slot_indices}
+    options |= {"num_accepted_tokens": call.accepted, "cu_seqlens": call.cu_seqlens, "front_end": call.front_end}
+    return {"o": decode_step(*call.inputs(), scale=call.scale, **options)}
 
 
 def _sequence(call: Call) -> dict[str, Tensor]:
@@ -55,5 +55,5 @@ def _sequence(call: Call) -> dict[str, Tensor]:
     pool = call.g.new_zeros(N, call.v.shape[2], call.q.shape[-1], call.v.shape[-1])
     if call.initial_state is not None:
         pool = call.initial_state.clone(memory_format=torch.preserve_format)
-    slots = torch.arange(N, device=pool.device)
-    return _step(replace(call, state_pool=pool, slot_indices=slots)) | {"final_state": pool}
+    step = replace(call, state_pool=pool, slot_indices=torch.arange(N, device=pool.device))
+    return _step(step) | {"final_state": pool}
