@@ -147,7 +147,10 @@ def load_adapter(where: str) -> Adapter:
 
 def checked_capabilities(adapter: Adapter) -> Capabilities:
     """The adapter's capabilities, refused where they contradict each other or mean nothing."""
-    caps = adapter.capabilities()
+    try:
+        caps = adapter.capabilities()
+    except Exception as error:  # such as a package or a GPU that is not there
+        raise BadAdapterError(f"capabilities() raises {type(error).__name__}: {error}") from error
     if not isinstance(caps, Capabilities):
         raise BadAdapterError(f"capabilities() must return Capabilities; got {type(caps).__name__}")
     for complaint in contradictions(caps):

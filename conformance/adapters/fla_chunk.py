@@ -15,16 +15,14 @@ from torch import Tensor
 from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
 from kimi_linear.conformance.on_device import run_on
 
-if not torch.cuda.is_available():
-    raise RuntimeError("fla's chunk_kda needs a GPU: Triton's interpreter does not run it")
-from fla.ops.kda import chunk_kda
-
 
 @dataclass
 class Chunk:
     safe: bool
 
     def capabilities(self) -> Capabilities:
+        if not torch.cuda.is_available():
+            raise RuntimeError("fla's chunk_kda needs a GPU: Triton's interpreter does not run it")
         contracts = tuple(Contract(io=io, operand=io, chunk_size=C) for io in ("bf16", "fp16") for C in (64, 32))
         front, lowest = FrontForm(gate="softplus", beta="sigmoid"), None
         if self.safe:
@@ -38,6 +36,8 @@ class Chunk:
         return run_on("cuda", call, self.forward if call.do is None else self.backward)
 
     def forward(self, call: Call) -> dict[str, Tensor]:
+        from fla.ops.kda import chunk_kda
+
         options: dict[str, Any] = {"initial_state": call.initial_state, "cu_seqlens": call.cu_seqlens}
         options |= {"scale": call.scale, "safe_gate": self.safe, "chunk_size": call.contract.chunk_size}
         if call.front is not None:

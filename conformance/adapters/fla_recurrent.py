@@ -20,12 +20,16 @@ from kimi_linear.conformance.on_device import run_on
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = ("bf16", "fp16", "fp32") if DEVICE == "cuda" else ("fp32", "fp16")
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # it warns where it finds no GPU
-    from fla.ops.kda import fused_recurrent_kda
+
+def _function() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns where it finds no GPU
+        from fla.ops.kda import fused_recurrent_kda
+    return fused_recurrent_kda
 
 
 def capabilities() -> Capabilities:
+    _function()
     contracts = tuple(Contract(io=io, operand="fp32", chunk_size=None) for io in FORMATS)
     whole = (FrontForm(gate="softplus", beta="sigmoid"), FrontForm(gate="bounded", beta="double_sigmoid"))
     return Capabilities(operations=("recurrent",), contracts=contracts, front_ends=(*whole, FrontForm()))
@@ -48,5 +52,5 @@ def _kernel(call: Call) -> dict[str, Tensor]:
         options |= {"lower_bound": call.front.lower_bound if call.front.gate == "bounded" else None}
         options |= {"use_beta_sigmoid_in_kernel": call.front.beta is not None}
         options |= {"allow_neg_eigval": call.front.beta == "double_sigmoid"}
-    o, state = fused_recurrent_kda(*call.inputs(), scale=call.scale, output_final_state=True, **options)
+    o, state = _function()(*call.inputs(), scale=call.scale, output_final_state=True, **options)
     return {"o": o, "final_state": state}

@@ -6,20 +6,21 @@ K = V = 128, no groups, chunks of 16 tokens, states V x K and in bf16 between th
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import torch
 from torch import Tensor
 
 from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
 from kimi_linear.conformance.on_device import run_on
 
-if not torch.cuda.is_available():
-    raise RuntimeError("FlashKDA needs a GPU of compute capability 9.0 or later")
-import flash_kda
-
 DIM = 128
 
 
 def capabilities() -> Capabilities:
+    if not torch.cuda.is_available():
+        raise RuntimeError("FlashKDA needs a GPU of compute capability 9.0 or later")
+    import_module("flash_kda")
     return Capabilities(
         contracts=(Contract(state="bf16", chunk_size=16, activation="tf32"),),
         K=(DIM,),
@@ -35,7 +36,8 @@ def capabilities() -> Capabilities:
 
 
 def identity() -> str:
-    return f"flash_kda {getattr(flash_kda, '__version__', '')}, fwd, {torch.cuda.get_device_name()}"
+    module = import_module("flash_kda")
+    return f"flash_kda {getattr(module, '__version__', '')}, fwd, {torch.cuda.get_device_name()}"
 
 
 def run(call: Call, want: frozenset[str]) -> dict[str, Tensor]:
@@ -51,5 +53,5 @@ def _kernel(call: Call) -> dict[str, Tensor]:
     inputs = [x.contiguous() for x in call.inputs()]
     gate = {"A_log": call.A_log, "dt_bias": call.dt_bias, "lower_bound": call.front.lower_bound}
     options = {"initial_state": state, "final_state": final_state, "cu_seqlens": call.cu_seqlens}
-    flash_kda.fwd(*inputs, call.scale, o, **gate, **options)
+    import_module("flash_kda").fwd(*inputs, call.scale, o, **gate, **options)
     return {"o": o, "final_state": final_state}

@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from kimi_linear.cli.main import app
-from kimi_linear.conformance.adapter import BadAdapterError, load_adapter
+from kimi_linear.conformance.adapter import BadAdapterError, checked_capabilities, load_adapter
 from kimi_linear.conformance.matrix import (
     BEGIN,
     COLUMNS,
@@ -136,8 +136,8 @@ def test_an_adapter_is_short_enough_to_copy(name):
     assert len((ADAPTERS / f"{name}.py").read_text().splitlines()) < 60
 
 
-@pytest.mark.parametrize("name", ["fla_chunk", "flash_kda"])
+@pytest.mark.parametrize("name", ["fla_chunk:safe_gate", "flash_kda"])
 def test_without_a_gpu_an_adapter_for_one_says_so(name, monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(BadAdapterError, match="needs a GPU"):
-        load_adapter(f"kimi_linear.conformance.adapters.{name}")
+        checked_capabilities(load_adapter(f"kimi_linear.conformance.adapters.{name}"))
