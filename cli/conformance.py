@@ -25,6 +25,7 @@ from ..conformance.suite import Report, all_checks, check_by_id, run_suite
 from ..conformance.waivers import read_waivers
 from .algebra import algebra_command
 from .conformance_matrix import matrix_command
+from .exchange import export_command, judge_command
 from .repro import repro_command
 from .score import score_command
 from .search import FOLDER, Examples, Minutes, searched
@@ -126,6 +127,8 @@ conformance.command("repro")(repro_command)
 conformance.command("score")(score_command)
 conformance.command("algebra")(algebra_command)
 conformance.command("matrix")(matrix_command)
+conformance.command("export")(export_command)
+conformance.command("judge")(judge_command)
 
 
 @contextmanager
