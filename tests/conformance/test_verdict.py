@@ -21,6 +21,7 @@ from kimi_linear.conformance.verdict import (
     judge_by_ratio,
     limit_of,
     row_ratios,
+    summary_line,
 )
 
 CAPS = Capabilities(operations=("chunk", "backward"))
@@ -64,6 +65,34 @@ def test_a_row_may_be_off_by_its_limit_and_not_by_more(name):
     assert verdict.place.bad_rows == 1
     assert set(verdict.ratios) == set(DERIVED)
     assert verdict.worst == verdict.ratios[name] == pytest.approx(1.001 * limit)
+
+
+@pytest.mark.parametrize(("name", "limit"), [("o", FORWARD_RATIO), ("dq", GRADIENT_RATIO)])
+def test_a_ratio_of_exactly_the_limit_passes_and_counts_as_no_bad_row(name, limit, monkeypatch):
+    x = problem("gradients")
+    ratio = torch.full(truth_of(x)[name].shape[:3], limit).double()
+    monkeypatch.setattr("kimi_linear.conformance.verdict.row_ratios", lambda results, problem: {name: ratio})
+    assert judge_by_ratio(truth_of(x), x, "x", "ratio").status == "pass"
+    ratio[1, 3, 0] = limit * 1.5
+    verdict = judge_by_ratio(truth_of(x), x, "x", "ratio")
+    assert verdict.failed
+    assert verdict.place.bad_rows == 1
+
+
+def test_a_place_says_which_channels_are_off():
+    x = problem()
+    results = {**truth_of(x), "o": truth_of(x)["o"].clone()}
+    results["o"][..., 1] += 100 * envelopes_of(x)["o"]
+    assert any("channel 1" in words for words in judge_by_ratio(results, x, "x", "ratio").place.spread)
+
+
+def test_a_verdict_in_one_line_has_its_ratios_price_word_and_reason():
+    verdict = Verdict("an.id", "ratio", "pass", ratios={"o": 0.5, "dq": 3.25}, limit=4.0, price=1.5)
+    assert summary_line(verdict) == f"PASS       {'an.id':28} o 0.50, dq 3.25, ratio_rec 1.50 (pass)"
+    verdict = Verdict("an.id", "limit", "fail", "off", ratios={"o": 20.0}, limit=4.0)
+    assert summary_line(verdict) == f"FAIL       {'an.id':28} o 20.00 (wrong): off"
+    assert summary_line(Verdict("an.id", "probe", "pass", ratios={"o": 0.5})) == f"PASS       {'an.id':28} o 0.50"
+    assert summary_line(Verdict("an.id", "ratio", "skip", "no")) == f"SKIP       {'an.id':28} : no"
 
 
 def test_the_limit_of_a_verdict_is_the_widest_that_it_used():
@@ -124,6 +153,8 @@ def test_bits_have_no_tolerance_but_zeros_have_no_sign_and_nan_is_itself():
     assert (verdict.id, verdict.tier, verdict.status, verdict.contract) == ("an id", "exact", "pass", x.contract)
     got["final_state"][1, 1, 2, 0] = 2.0**-100
     verdict = judge_bits(got, want, x, "x", "exact")
+    assert verdict.failed
+    assert any("key channel 2" in words for words in verdict.place.spread)
     assert verdict.reason == (
         "final_state differs in 1 of 48 elements; at [1, 1, 2, 0] it is 7.88861e-31, and 0 is exact"
     )
@@ -134,6 +165,11 @@ def test_bits_have_no_tolerance_but_zeros_have_no_sign_and_nan_is_itself():
     assert verdict.reason == "o differs in 2 of 60 elements; at [1, 1, 0, 2] it is 0.5, and 0 is exact"
     assert verdict.place.result == "o"
     assert verdict.place.bad_rows == 2
+    assert any("channel 2" in words for words in verdict.place.spread)
+    dbeta = {"dbeta": torch.zeros(2, 5, 2).double()}
+    off = dbeta["dbeta"].clone()
+    off[1, 3, 0] = 1
+    assert judge_bits({"dbeta": off}, dbeta, x, "x", "exact").place.bad_rows == 1
     missing = {**got, "o": torch.zeros(2, 5, 2, 3)}
     assert "it is 0, and nan is exact" in judge_bits(missing, want, x, "x", "exact").reason
 
