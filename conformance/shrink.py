@@ -278,7 +278,7 @@ class _CheckTrial(_Trial):
         """The largest sizes that the check asks for."""
         bench = self.sized({})
         self.check(bench)
-        names = BENCH_SIZES[self.check.tier]
+        names = BENCH_SIZES.get(self.check.tier, ())
         cases = [problem.case for problem in bench.seen]
         return {name: max(int(getattr(case, name)) for case in cases) for name in names} if cases else {}
 

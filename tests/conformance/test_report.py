@@ -20,9 +20,10 @@ from kimi_linear.conformance.page import page
 from kimi_linear.conformance.panel import chunk_kernel
 from kimi_linear.conformance.report import failure_lines, text
 from kimi_linear.conformance.repro import repro_script
-from kimi_linear.conformance.shrink import case_of, shrink
-from kimi_linear.conformance.suite import Report, case_check, check_by_id, run_suite
+from kimi_linear.conformance.shrink import _CheckTrial, case_of, shrink
+from kimi_linear.conformance.suite import Report, all_checks, case_check, check_by_id, run_suite
 from kimi_linear.conformance.suspects import suspects
+from kimi_linear.conformance.verdict import Verdict
 from strange_kernels import CONTRACT, Correct, Hangs, ReturnsNaN
 
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -140,6 +141,17 @@ def test_a_relation_is_made_smaller_too_and_a_hang_is_left_as_it_is():
     found = shrink(check_by_id("shape.T=1")(hangs), hangs, 10)
     assert found.tried == 0
     assert found.case.K == by_id("shape.T=1").K
+
+
+def test_a_check_of_a_kind_that_has_no_sizes_is_left_as_it_is():
+    bench = planted("WUngated")
+    verdict = Verdict("probe.bits", "probe", "fail", "said so")
+    assert shrink(verdict, bench, 1) is None  # it does not fail again
+    assert shrink(check_by_id("probe.bits")(planted("FinalStateBf16")), planted("FinalStateBf16"), 1).sizes == {}
+    tiers = {check.tier for check in all_checks()} - {"exact", "ratio"}
+    for tier in tiers:
+        (kind, *_) = (check for check in all_checks() if check.tier == tier)
+        assert isinstance(_CheckTrial(kind, bench).start(), dict)
 
 
 # Scripts
