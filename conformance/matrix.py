@@ -2,7 +2,7 @@
 
     rows      families, named by what stands before the first dot of a check's id
     columns   kernels
-    cells     the worst ratio to the rounding envelope over all contracts, or "exact" where every bit is right
+    cells     the worst ratio to the rounding envelope over all contracts, or "holds" where there is none
 
 A failure is bold with the number of checks that fail. A run is recorded as the JSON that `kimi-linear conformance
 run --json` writes, with the command, the date, the machine and the versions beside it (`recorded`).
@@ -34,6 +34,7 @@ FAMILIES = {
     "front": "front end inside",
     "decode": "decoding on a pool",
     "gradients": "gradients",
+    "agreement": "agreement of contracts and operations",
     "probe": "slips below a tolerance",
     "refusal": "bad input is refused",
 }
@@ -111,7 +112,7 @@ def cell(verdicts: Iterable[dict[str, Any]]) -> str:
     worst = max((_number(ratio) for verdict in judged for ratio in verdict["ratios"].values()), default=None)
     failed = len({verdict["id"] for verdict in judged if verdict["status"] != "pass"})
     if not failed:
-        return "exact" if worst is None else f"{worst:.2f}"
+        return "holds" if worst is None else f"{worst:.2f}"
     return f"**{failed} fail**" if worst is None else f"**{worst:.3g}, {failed} fail**"
 
 
@@ -161,9 +162,9 @@ def _counts(record: dict[str, Any] | None) -> str:
 def failures(columns: list[Column], records: dict[str, dict[str, Any]]) -> Iterator[str]:
     """Every check that fails, with its reason."""
     for column in columns:
-        for verdict in records.get(column.name, {}).get("verdicts", ()):
-            if verdict["status"] in ("fail", "waived"):
-                yield f"- {column.title}, `{verdict['id']}`: {verdict['reason']}"
+        verdicts = records.get(column.name, {}).get("verdicts", ())
+        red = [verdict for verdict in verdicts if verdict["status"] in ("fail", "waived")]
+        yield from dict.fromkeys(f"- {column.title}, `{verdict['id']}`: {verdict['reason']}" for verdict in red)
 
 
 def runs(columns: list[Column], records: dict[str, dict[str, Any]]) -> Iterator[str]:

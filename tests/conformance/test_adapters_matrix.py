@@ -39,7 +39,7 @@ def verdict(id="gate.slow", status="pass", ratio=1.25, tier="ratio"):
         ([], "-"),
         ([verdict(status="skip", ratio=None)], "-"),
         ([verdict(), verdict(ratio=0.75)], "1.25"),
-        ([verdict(ratio=None)], "exact"),
+        ([verdict(ratio=None)], "holds"),
         ([verdict(), verdict(status="fail", ratio=31.4)], "**31.4, 1 fail**"),
         ([verdict(), verdict(status="fail", ratio="nan")], "**inf, 1 fail**"),
         ([verdict(status="waived", ratio="inf")] * 2, "**inf, 1 fail**"),
