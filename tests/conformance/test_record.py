@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -91,12 +92,16 @@ def test_a_file_that_is_no_record_is_refused_and_kept(tmp_path):
 def test_ctrl_c_prints_what_was_found_and_says_error(tmp_path):
     path = tmp_path / "record.jsonl"
     command = [sys.executable, "-m", "kimi_linear.cli.main", "conformance", "run", SLOW, "--every"]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    judge = subprocess.Popen([*command, "--resume", str(path)], **options)
-    while not (path.exists() and path.read_text().count("\n") > 2):
-        assert judge.poll() is None
-    judge.send_signal(signal.SIGINT)
-    said, complaint = judge.communicate(timeout=60)
+    listening = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "preexec_fn": listening}
+    with subprocess.Popen([*command, "--resume", str(path)], **options) as judge:
+        while not (path.exists() and path.read_text().count("\n") > 2):
+            assert judge.poll() is None
+        judge.send_signal(signal.SIGINT)
+        try:
+            said, complaint = judge.communicate(timeout=60)
+        finally:
+            judge.kill()
     assert judge.returncode == 2
     assert "PASS       exact.dense" in said
     assert "checks were not judged" in complaint

@@ -1,5 +1,6 @@
 """`kimi-linear verify` judges the Triton tiers: right ones hold, a wrong one does not."""
 
+import contextlib
 import dataclasses
 
 import pytest
@@ -18,6 +19,7 @@ def small(monkeypatch):
     monkeypatch.setattr(verify, "verify_cases", lambda: cases)
     monkeypatch.setattr(verify, "tiers", lambda: [])
     monkeypatch.setattr(verify, "logit_rows", lambda progress: iter(()))
+    monkeypatch.setattr(verify, "suite_in_background", lambda: contextlib.nullcontext(lambda progress: iter(())))
     monkeypatch.setattr(devices, "DTYPES", {"fp32": torch.float32, "fp16": torch.float16})  # the interpreter's
     original = devices.device_tiers
     monkeypatch.setattr(verify, "device_tiers", lambda device: original("cuda") if device == "cuda" else [])
