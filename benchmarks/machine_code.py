@@ -34,9 +34,15 @@ def wrong_descriptors(ptx: str, sass: str) -> list[str]:
     """What is wrong with the descriptors in a kernel's machine code, a line each; none where nothing is."""
     layouts = set(ptx_layouts(ptx))
     wanted = " or ".join(sorted(map(hex, layouts)))
-    wrong = [(line, high) for line, high in used_layouts(sass) if high not in layouts and high != MOVED]
-    got = {line: hex(high) if isinstance(high, int) else "no constant" for line, high in wrong}
-    return [f"line {line}: a descriptor's high word must be {wanted}; got {got[line]}" for line, _ in wrong]
+    return [
+        f"line {line}: a descriptor's high word must be {wanted}; got {in_words(high)}"
+        for line, high in used_layouts(sass)
+        if high not in layouts and high != MOVED
+    ]
+
+
+def in_words(high: Word) -> str:
+    return hex(high) if isinstance(high, int) else "no constant"
 
 
 def ptx_layouts(ptx: str) -> Iterator[int]:

@@ -95,5 +95,13 @@ def test_a_product_with_both_operands_in_shared_memory_has_two_descriptors():
     )
 
 
+def test_each_of_two_wrong_descriptors_of_a_product_is_told_as_it_is():
+    both = "HGMMA.64x16x16.F32 R24, gdesc[UR12], RZ, !UPT"
+    code = machine_code(*ADDRESS, "UMOV UR13, 0x80000010", "UMOV UR15, 0x40000040", both)
+    first, second = wrong_descriptors(PTX, code)
+    assert first.endswith("got 0x80000010")
+    assert second.endswith("got 0x40000040")
+
+
 def test_a_kernel_without_products_has_nothing_wrong():
     assert wrong_descriptors("add.s32 %r1, %r2, %r3;", machine_code(*ADDRESS)) == []
