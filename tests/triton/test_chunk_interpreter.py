@@ -3,12 +3,9 @@
 The kernels must be imported with TRITON_INTERPRET=1, and cannot be compiled in the same process.
 """
 
-import os
-
 import pytest
 import torch
 
-os.environ.setdefault("TRITON_INTERPRET", "1")
 pytest.importorskip("triton")
 
 from kimi_linear.reference.front_end import FrontEnd
@@ -17,7 +14,7 @@ from kimi_linear.reference.naive import recurrent_kda
 from kimi_linear.triton_kernels import support
 from kimi_linear.triton_kernels.chunk import chunk_kda
 
-if os.environ["TRITON_INTERPRET"] != "1" or torch.cuda.is_available():
+if not support.INTERPRETED or torch.cuda.is_available():
     pytest.skip("runs kernels on CPU tensors: needs TRITON_INTERPRET=1 and no GPU", allow_module_level=True)
 
 ROUNDINGS = 16  # of one operand, that a row's error may amount to: sums are fp32, operands the input's dtype
