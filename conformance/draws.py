@@ -171,6 +171,7 @@ RAW_GATES: dict[str, Callable[[Draw, Shape], Array]] = {
     "zero": lambda d, s: np.zeros(s),
     "typical": lambda d, s: 2 * d.normal(*s),
     "wide": lambda d, s: 16 * d.uniform(*s) - 8,
+    "high": lambda d, s: 60 + 70 * d.uniform(*s),
     "faint": lambda d, s: -14 - 6 * d.uniform(*s),
     "saturated": lambda d, s: np.array([-1e4, -30.0, 0.0, 30.0])[d.integers(0, 3, *s).astype(np.int64)],
     "underflow": lambda d, s: (
@@ -180,6 +181,7 @@ RAW_GATES: dict[str, Callable[[Draw, Shape], Array]] = {
 
 RATES: dict[str, Callable[[Draw, int], Array]] = {
     "typical": lambda d, heads: 2.75 * d.uniform(heads),
+    "gentle": lambda d, heads: -8.0 + d.uniform(heads),
     "mild": lambda d, heads: -3.0 + d.uniform(heads),
     "large": lambda d, heads: 10.0 + 2 * d.uniform(heads),
     "overflow": lambda d, heads: np.where(np.arange(heads) % 2 == 0, 90.0, 80.0),

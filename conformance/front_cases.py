@@ -18,6 +18,8 @@ LATTICE_RATE = "lattice #314"
 FLA_RATE = "flash-linear-attention #1007"
 FLASHINFER_SPACE = "flashinfer #2490"
 FLA_HEADS = "flash-linear-attention #1115"
+MAMBA_PADDING = "mamba #368"
+BIT_SOFTPLUS = "1bit-MONSTER #628"
 
 EFFECTS = {
     "l2norm": "keys of another length: each write is too weak or too strong",
@@ -45,7 +47,8 @@ def both_gates(id: str, comment: str, *links: str, quick: bool = False, **knobs:
 
 FRONT = [
     *both_gates("", "raw gates and parameters as models have them", MLX_BIAS, FLASHINFER_SPACE),
-    *both_gates("_raw_zero", "a raw gate of 0 decays all the same", raw_gate="zero", bias="zero"),
+    *both_gates("_raw_zero", "a raw gate of 0 decays all the same", MAMBA_PADDING, quick=True,
+                raw_gate="zero", bias="zero"),
     *both_gates("_sweep", "raw gates from -8 to 8", TOKENSPEED_CLAMP, quick=True, raw_gate="wide", rates="mild"),
     *both_gates("_saturated", "raw gates of -1e4, -30, 0 and 30", raw_gate="saturated", rates="mild", bias="zero"),
     front(
@@ -57,6 +60,8 @@ FRONT = [
         bias="zero",
         quick=True,
     ),
+    front("softplus_high", "softplus", "exp(89) is inf in fp32; its logarithm is 89", BIT_SOFTPLUS,
+          raw_gate="high", rates="gentle", quick=True),
     front(
         "softplus_overflow",
         "softplus",

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .adapter import Call
 from .bench import Bench, RelationBroken, must_equal
-from .packed_relations import PACKED
+from .packed_relations import BACKWARDS, PACKED
 from .relation import relation
 
 COPIES = 4  # freed blocks of each size
@@ -98,6 +98,22 @@ def singleton(bench: Bench) -> None:
         if x.is_floating_point() and x.dim() > 2
     }
     same_through(bench, call, views, "inputs whose batch of one has a stride past 2^31")
+
+
+@relation("refilled", "a cache that knows an input by its address", links=("flash-linear-attention #770",))
+def refilled(bench: Bench) -> None:
+    """Buffers that are filled again between two calls, as a server's are, give what new buffers give."""
+    knobs, others = (PACKED, BACKWARDS) if bench.caps.packed else ({}, {})
+    first = bench.problem(bench.case(**knobs)).call
+    other = bench.problem(bench.case(**others, seed=2)).call
+    buffers = Call(**{**vars(first), **{name: x.clone() for name, x in first.tensors().items()}})
+    bench.run_as_is(buffers)
+    for name, x in buffers.tensors().items():
+        x.copy_(other.tensors()[name])
+    got = bench.run_as_is(buffers)  # before the other call, which such a cache would know by now
+    want = bench.run_as_is(other)
+    for name in want:
+        must_equal(got[name], want[name], f"{name} of buffers that were filled again, against new ones")
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The museum: public bugs, each with the checks that would have shown it. Data in `museum.toml`.
 
 `links` of cases and mutants name bugs as "project #number"; here a name becomes an address and a story, and a bug
-gets the cases and mutants that name it.
+gets the checks and mutants that name it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from .catalogue import CASES
 from .mutants import MUTANTS
+from .suite import all_checks
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Bug:
 
     @property
     def all_checks(self) -> list[str]:
-        """The checks named here, then the cases that link to this bug."""
-        linked = [case.id for case in CASES if self.bug in case.links]
+        """The checks named here, then those that link to this bug."""
+        linked = [check.id for check in all_checks() if self.bug in check.links]
         return list(dict.fromkeys([*self.checks, *linked]))
 
     @property

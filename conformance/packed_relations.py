@@ -22,6 +22,7 @@ def _segments(x: Tensors) -> Iterator[tuple[int, int, int]]:
 
 
 PACKED = {"B": 1, "lengths": ("C+3", 0, 5, "C")}
+BACKWARDS = {"B": 1, "lengths": ("C", 5, 0, "C+3")}
 
 
 @relation("packed_is_separate", "state or tokens that leak from one packed segment into another", "packed")

@@ -46,7 +46,7 @@ def refusal(
 
         check.__doc__ = spoil.__doc__
         needs = ("decode" if declared.startswith("slot") else "sequences", f"refuses {declared}")
-        RELATIONS.append(Relation(f"refusal.{id}", catches, check, needs, "refusals", links, declared != "dtypes"))
+        RELATIONS.append(Relation(f"refusal.{id}", catches, check, needs, "refusals", links))
         return spoil
 
     return add

@@ -71,7 +71,7 @@ class Neumann7(Emulated):
         return neumann(A, 7)
 
 
-@mutant("inverse", "a series to A^15 where the chunk has 32 rows", link="tt-metal #55420")
+@mutant("inverse", "a series to A^15 where the chunk has 32 rows")
 class Neumann15(Emulated):
     def inverse(self, A):
         return neumann(A, 15)
@@ -107,7 +107,20 @@ class InverseDoublingFp32(Emulated):
         return doubling(A, "fp32")
 
 
-@mutant("inverse", "A is rounded to bf16 before it is inverted", link="tt-metal #55420")
+@mutant("inverse", "blocks of 16 rows by powers of A^4, stored in bf16", on="chunk16", link="tt-metal #55420")
+class InverseByPowers(Emulated):
+    def inverse(self, A):
+        N, eye = -A, torch.eye(A.shape[-1]).expand_as(A)
+        N2 = to_format(N @ N, "bf16")
+        N4 = to_format(N2 @ N2, "bf16")
+        low = to_format(eye + N + N2 + N2 @ N, "bf16")
+        result = low
+        for _ in range(A.shape[-1] // 4 - 1):
+            result = to_format(low + N4 @ result, "bf16")
+        return result
+
+
+@mutant("inverse", "A is rounded to bf16 before it is inverted")
 class InverseOfBf16(Emulated):
     def inverse(self, A):
         return super().inverse(to_format(A, "bf16"))
@@ -165,7 +178,7 @@ class WGateShifted(Emulated):
         return super().w_vectors(T, k, beta, torch.cat([torch.zeros_like(G[:, :1]), G[:, :-1]], 1))
 
 
-@mutant("delta", "w is stored in an 8-bit format")
+@mutant("delta", "w is stored in steps of 1/16")
 class WShort(Emulated):
     def w_vectors(self, T, k, beta, G):
         w = super().w_vectors(T, k, beta, G)
@@ -184,7 +197,7 @@ class OutputUngated(Emulated):
         return super().output(q, Aqk, S, v_new, torch.zeros_like(G))
 
 
-@mutant("output", "a token sees one token ahead")
+@mutant("output", "a token sees one token ahead", link="attention-gym #337")
 class OutputAhead(Emulated):
     def query_products(self, q, k, G):
         return torch.tril(self.pairwise_all(q, k, G), 1)
@@ -194,7 +207,7 @@ class OutputAhead(Emulated):
         return (x[:, :, None] * y[:, None] * torch.exp(apart)).sum(-1)
 
 
-@mutant("output", "a thousandth of the chunk's last write leaks into every row")
+@mutant("output", "2^-12 of the chunk's last write leaks into every row", link="attention-gym #337")
 class OutputLeak(Emulated):
     def output(self, q, Aqk, S, v_new, G):
         return super().output(q, Aqk, S, v_new, G) + 2.0**-12 * v_new[:, -1:]

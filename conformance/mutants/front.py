@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cached_property
+
 import torch
 
 from ..emulated import Emulated
@@ -32,7 +35,7 @@ class EpsAsFloor(Emulated):
         return x / x.norm(dim=-1, keepdim=True).clamp(min=eps)
 
 
-@mutant("front", "eps is added to the mean of squares and not to their sum")
+@mutant("front", "eps is added to the mean of squares and not to their sum", link=EPS)
 class EpsOfMean(Emulated):
     def l2norm(self, x, eps):
         return super().l2norm(x, eps * x.shape[-1])
@@ -54,6 +57,25 @@ class BoundedAsClamp(Emulated):
 class SoftplusForBounded(Emulated):
     def bounded_gate(self, x, A_log, dt_bias, lower_bound):
         return self.softplus_gate(x, A_log, dt_bias, lower_bound)
+
+
+@mutant("front", "the bounded gate where the softplus one is asked for", link="FlashKDA #3")
+class BoundedForSoftplus(Emulated):
+    def softplus_gate(self, x, A_log, dt_bias, lower_bound):
+        return self.bounded_gate(x, A_log, dt_bias, -5.0)
+
+
+@mutant("front", "the form of the gate is that of the first call of a size", link="aiter #4577")
+class GateFormKept(Emulated):
+    @cached_property
+    def kept(self):
+        return {}
+
+    def front_end(self, call):
+        if call.front is not None and call.front.gate is not None:
+            gate = self.kept.setdefault(tuple(call.g.shape), call.front.gate)
+            call = replace(call, front=replace(call.front, gate=gate))
+        return super().front_end(call)
 
 
 @mutant("front", "the lower bound is always -5")
@@ -98,6 +120,12 @@ class RateOverflows(Emulated):
         return -torch.exp(A_log) * self.softplus(x + dt_bias)
 
 
+@mutant("front", "softplus as log(1 + exp(x)), with no branch for large x: inf above 89", link="1bit-MONSTER #628")
+class SoftplusOverflows(Emulated):
+    def softplus(self, x):
+        return torch.log(1 + torch.exp(x))
+
+
 @mutant("front", "softplus as log(1 + exp(x)): 0 below -17", on="fp32")
 class SoftplusNaive(Emulated):
     def softplus(self, x):
@@ -116,13 +144,13 @@ class RawGateBf16(Emulated):
         return super().bounded_gate(to_format(x, "bf16"), A_log, dt_bias, lower_bound)
 
 
-@mutant("front", "a raw gate of 0 is taken for no gate")
+@mutant("front", "a raw gate of 0 is taken for no gate", link="mamba #368")
 class RawZeroNoGate(Emulated):
     def softplus_gate(self, x, A_log, dt_bias, lower_bound):
         return torch.where(x == 0, 0 * x, super().softplus_gate(x, A_log, dt_bias, lower_bound))
 
 
-@mutant("front", "padded rows of a chunk hold a raw 0, and their activation decays the state")
+@mutant("front", "padded rows of a chunk hold a raw 0, and their activation decays the state", link="mamba #368")
 class PaddingActivated(Emulated):
     raw = False
 
@@ -153,7 +181,7 @@ class DoubleForgotten(Emulated):
         return super().beta_activation(x, "sigmoid")
 
 
-@mutant("front", "a sigmoid's result is rounded to bf16", on="fp32")
+@mutant("front", "a sigmoid's result is rounded to bf16", on="fp32", link="sglang #38975")
 class SigmoidBf16(Emulated):
     def beta_activation(self, x, form):
         return to_format(super().beta_activation(x, form), "bf16")

@@ -48,11 +48,8 @@ class GateClamp(Emulated):
         return g.clamp(min=-5.0)
 
 
-@mutant("gate", "a gate of exactly 0 is taken for padding")
+@mutant("gate", "a gate of exactly 0 is taken for a missing one, and -1 for it")
 class GateZeroSkipped(Emulated):
-    def strength(self, beta):
-        return beta
-
     def gate(self, g):
         return torch.where(g == 0, torch.full_like(g, -1.0), g)
 
@@ -69,8 +66,8 @@ class GateBf16(Emulated):
         return to_format(g, "bf16")
 
 
-@mutant("gate", "the gate's sign is lost where it is large")
-class GateAbs(Emulated):
+@mutant("gate", "gates below -20 wrap around")
+class GateWraps(Emulated):
     def gate(self, g):
         return torch.where(g < -20, g + 20, g)
 
@@ -126,7 +123,7 @@ class PaddingRepeatsGate(Emulated):
         return torch.cat([x, x[:, -1:].expand(-1, C - x.shape[1], -1)], 1)
 
 
-@mutant("gate", "the decay to the chunk's end is read one row early")
+@mutant("gate", "the decay to the chunk's end is read one row early", link="cuLA #38")
 class LastGateEarly(Emulated):
     def last_gate(self, G, length):
         return G[:, max(length - 2, 0) : max(length - 2, 0) + 1]
@@ -179,8 +176,26 @@ class ReferenceMiddle(Emulated):
 )
 class MaskAfterExp(Emulated):
     def pair_decay(self, G):
-        causal = torch.tril(torch.ones(G.shape[1], G.shape[1]))[None, :, :, None]
-        return torch.exp(G[:, :, None] - G[:, None]) * causal
+        return torch.exp(G[:, :, None] - G[:, None])
+
+    def key_products(self, k, beta, G):
+        past = torch.tril(torch.ones(G.shape[1], G.shape[1]), -1)
+        return beta[..., None] * self.decayed(k, k, G) * past
+
+    def query_products(self, q, k, G):
+        return self.decayed(q, k, G) * torch.tril(torch.ones(G.shape[1], G.shape[1]))
+
+
+@mutant(
+    "gate",
+    "the exponential before the causal mask, which selects: a right output, and gradients of NaN",
+    on="pairwise",
+    link="transformers #48455",
+)
+class MaskSelectsAfterExp(Emulated):
+    def pair_decay(self, G):
+        causal = torch.tril(torch.ones(G.shape[1], G.shape[1], dtype=torch.bool))[None, :, :, None]
+        return torch.where(causal, torch.exp(G[:, :, None] - G[:, None]), 0.0)
 
 
 @mutant("gate", "an exponential with a relative error of 2^-7")
@@ -189,7 +204,7 @@ class ExpApproximate(Emulated):
         return torch.exp(x) * (1 + 2.0**-7 * torch.sin(64 * x))
 
 
-@mutant("gate", "decays below 2^-14 are flushed to zero")
+@mutant("gate", "decays below 2^-6 are flushed to zero")
 class ExpFlushed(Emulated):
     def exp(self, x):
         y = torch.exp(x)
@@ -274,13 +289,7 @@ class BetaHeadsReversed(Emulated):
         return beta.flip(2)
 
 
-@mutant("strength", "the first head's beta for all heads")
+@mutant("strength", "the first head's beta for all heads", link="flash-linear-attention #1115")
 class BetaFirstHead(Emulated):
     def strength(self, beta):
         return beta[..., :1].expand_as(beta)
-
-
-@mutant("front", "eps of the normalisation stands outside its root", link="Rapid-MLX #1817")
-class NormEpsOutside(Emulated):
-    def l2norm(self, x, eps):
-        return x / (x.norm(dim=-1, keepdim=True) + eps)

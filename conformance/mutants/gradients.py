@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
 from ..emulated import Emulated
@@ -132,17 +134,17 @@ class GradPastEnd(Emulated):
 
 @mutant("backward", "gradients are added to what the buffer held")
 class GradDirty(Emulated):
-    def __post_init__(self):
-        self.held = {}
+    @cached_property
+    def held(self):
+        return {}
 
     def host_gradients(self, grads, call):
-        shape = tuple(call.q.shape)
-        total = grads["dk"] + self.held.get(shape, 0)
-        self.held[shape] = total
-        return {**grads, "dk": total}
+        shape = tuple(call.k.shape)
+        self.held[shape] = grads["dk"] + self.held.get(shape, 0)
+        return {**grads, "dk": self.held[shape]}
 
 
-@mutant("backward", "dg is not summed from the chunk's end", link="flash-linear-attention #1115")
+@mutant("backward", "dg is not summed from the chunk's end")
 class GradGateLocal(Emulated):
     def cumulative(self, g):
         G = super().cumulative(g)
@@ -182,7 +184,7 @@ class GradClipped(Emulated):
         return {name: x.clamp(-1.0, 1.0) for name, x in grads.items()}
 
 
-@mutant("backward", "dv in bf16 sums", on="fp32")
+@mutant("backward", "dv is rounded to bf16", on="fp32")
 class GradValuesBf16(Emulated):
     def host_gradients(self, grads, call):
         return {**grads, "dv": grads["dv"].to(torch.bfloat16).float()}

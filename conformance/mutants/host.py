@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 
 from ..adapter import Call
@@ -54,7 +56,7 @@ class LastSegmentDropped(Emulated):
         return found
 
 
-@mutant("packing", "chunks are cut without regard to segments' starts")
+@mutant("packing", "packed segments but the first lose their first token")
 class SegmentsOneLate(Emulated):
     def segments(self, call):
         found = super().segments(call)
@@ -133,7 +135,7 @@ class StridesIgnored(Emulated):
 @mutant(
     "memory",
     "the output is new memory whose rows past the end are never written",
-    link="vllm-ascend #15553",
+    link="flash-linear-attention-npu #266",
 )
 class OutputUnwritten(Emulated):
     def allocate(self, v):
@@ -164,7 +166,7 @@ class StateInPlace(Emulated):
         return results
 
 
-@mutant("memory", "a mask that multiplies: 0 * NaN of a neighbour", link="flash-linear-attention #1007")
+@mutant("memory", "a mask that multiplies: 0 * NaN of a neighbour")
 class MaskMultiplies(Emulated):
     def heads(self, call):
         q, k, v, g, beta = super().heads(call)
@@ -200,26 +202,39 @@ class SumOrder(Emulated):
         return S * (1 + 2.0**-23 * (self.calls % 2))
 
 
-@mutant(
-    "host",
-    "a cache of the last call's gates, keyed by shape",
-    link="flash-linear-attention #770",
-)
+@mutant("host", "write strengths are kept, by shape, from the first call of that shape")
 class StaleCache(Emulated):
-    def __post_init__(self):
-        self.cache = {}
+    @cached_property
+    def kept(self):
+        return {}
 
     def strength(self, beta):
-        return self.cache.setdefault(tuple(beta.shape), beta.detach().clone())
+        return self.kept.setdefault(tuple(beta.shape), beta.detach().clone())
 
 
-@mutant("contract", "half-precision operands where fp32 is declared", on="fp32", link="cudnn-frontend #596")
+@mutant(
+    "host",
+    "where segments start is kept until cu_seqlens is another tensor",
+    link="flash-linear-attention #770",
+)
+class SegmentsByAddress(Emulated):
+    known = None
+
+    def segments(self, call):
+        if call.cu_seqlens is None:
+            return super().segments(call)
+        if self.known is not call.cu_seqlens:
+            self.known, self.kept = call.cu_seqlens, super().segments(call)
+        return self.kept
+
+
+@mutant("contract", "tf32 operands where fp32 is declared", on="fp32", link="cudnn-frontend #596")
 class OperandsTf32(Emulated):
     def product(self, x, y):
         return to_format(x, "tf32") @ to_format(y, "tf32")
 
 
-@mutant("contract", "bf16 operands where fp32 is declared", on="fp32")
+@mutant("contract", "bf16 operands where fp32 is declared", on="fp32", link="cudnn-frontend #596")
 class OperandsBf16(Emulated):
     def product(self, x, y):
         return to_format(x, "bf16") @ to_format(y, "bf16")
@@ -243,4 +258,4 @@ class StateDtype(Emulated):
 @mutant("contract", "the final state comes in V x K where it is not square", link="vllm #41292")
 class StateShape(Emulated):
     def final_state(self, S, call):
-        return S.transpose(-1, -2).contiguous()
+        return S.transpose(-1, -2).contiguous() if call.do is None else S

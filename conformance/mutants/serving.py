@@ -37,13 +37,13 @@ class PadClamped(Emulated):
         super().write(pool, min(slot, len(pool) - 1), S)
 
 
-@mutant("decode", "output rows of padding are left as they were")
+@mutant("decode", "output rows of padding are left as they were", link="vllm-ascend #15553")
 class PadRowsLeft(Emulated):
     def padding_rows(self, o):
         return o + 1
 
 
-@mutant("decode", "the state advances in a copy of the pool", link="sglang #31474")
+@mutant("decode", "the state advances in a copy of the pool", link="xllm #1873")
 class PoolCopied(Emulated):
     def decode(self, call):
         return super().decode(changed(call, state_pool=call.state_pool.clone()))
@@ -163,7 +163,7 @@ class DecodeSigmoidTwice(Emulated):
         return torch.sigmoid(beta) if self.again else beta
 
 
-@mutant("decode", "decoding forgets the scale")
+@mutant("decode", "decoding forgets the scale", link="mlx-lm #1799")
 class DecodeUnscaled(Emulated):
     def decode(self, call):
         return super().decode(changed(call, scale=1.0))
@@ -251,7 +251,7 @@ class OffsetIgnored(Emulated):
         return super().run(changed(call, **moved), want)
 
 
-@mutant("memory", "strides in 32 bits")
+@mutant("memory", "strides in 32 bits", link="flash-linear-attention #1080")
 class StridesIn32Bits(Emulated):
     def run(self, call, want):
         if any(max(x.stride(), default=0) >= 2**31 for x in call.tensors().values()):

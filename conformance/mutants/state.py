@@ -56,13 +56,13 @@ class StateWithoutTail(Emulated):
         return o, super().segment([x[:, : T // C * C] for x in rows], S)[1]
 
 
-@mutant("state", "the state is kept in bf16", link="xllm #1873")
+@mutant("state", "the state is kept in bf16")
 class StateBf16(Emulated):
     def next_state(self, S, k, v_new, G, G_last):
         return to_format(super().next_state(S, k, v_new, G, G_last), "bf16")
 
 
-@mutant("state", "the state is read in bf16 by the next chunk, though it is returned in fp32", link="xllm #1873")
+@mutant("state", "the state is read in bf16 by the next chunk, though it is returned in fp32")
 class StateBf16Between(Emulated):
     def next_state(self, S, k, v_new, G, G_last):
         return super().next_state(to_format(S, "bf16"), k, v_new, G, G_last)
@@ -74,7 +74,7 @@ class FinalStateBf16(Emulated):
         return to_format(S, "bf16")
 
 
-@mutant("state", "the final state is rounded to fp16")
+@mutant("state", "the final state is rounded to fp16", link="attention-gym #464")
 class FinalStateFp16(Emulated):
     def final_state(self, S, call):
         return to_format(S, "fp16")
@@ -141,7 +141,11 @@ class StateLeaks(Emulated):
         return states[-1] if n and call.cu_seqlens is not None else S
 
 
-@mutant("state", "the state carries on into the next packed segment where no initial state is passed")
+@mutant(
+    "state",
+    "the state carries on into the next packed segment where no initial state is passed",
+    link="flash-linear-attention #1184",
+)
 class StateLeaksUnlessPassed(Emulated):
     def initial_state(self, call, v, n, states):
         S = super().initial_state(call, v, n, states)
@@ -161,7 +165,7 @@ class StateClamped(Emulated):
         return super().next_state(S, k, v_new, G, G_last).clamp(-60000.0, 60000.0)
 
 
-@mutant("state", "states below 2^-10 are flushed to zero")
+@mutant("state", "states below 2^-10 are flushed to zero", link="attention-gym #464")
 class StateFlushed(Emulated):
     def next_state(self, S, k, v_new, G, G_last):
         S = super().next_state(S, k, v_new, G, G_last)

@@ -15,8 +15,16 @@ BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 SEEN = {
     "front.l2norm_unequal": ["EpsOutsideRoot", "EpsTenfold", "EpsAsFloor", "EpsOfMean", "EpsForgotten"],
     "front.bounded_sweep": ["BoundedAsClamp", "SoftplusForBounded", "BoundFixed", "BiasOutsideRate", "BiasForgotten"],
-    "front.softplus_sweep": ["BiasPerHead", "RateFirstHead", "RateLogTaken", "PaddingActivated"],
+    "front.softplus_sweep": [
+        "BiasPerHead",
+        "RateFirstHead",
+        "RateLogTaken",
+        "PaddingActivated",
+        "BoundedForSoftplus",
+    ],
     "front.softplus_overflow": ["RateOverflows"],
+    "front.softplus_high": ["SoftplusOverflows"],
+    "front.whole_packed": ["GateFormKept"],
     "front.softplus_faint": ["SoftplusNaive", "GateActivationBf16"],
     "front.softplus_raw_zero": ["RawZeroNoGate"],
     "front.beta_extreme": ["SigmoidTwice", "LogitAsStrength", "DoubleForgotten", "SigmoidBf16", "LogitClamped"],
@@ -41,6 +49,11 @@ SEEN = {
     "relation.expanded": ["ZeroStride"],
     "relation.dirty_memory": ["OutputAccumulated"],
     "relation.overwrite": ["NoDelta"],
+    "relation.refilled": ["SegmentsByAddress"],
+    "relation.linear_gradients": ["GradDirty"],
+    "gradients.bound": ["MaskSelectsAfterExp"],
+    "keys.cosine_0.9": ["InverseByPowers"],
+    "relation.batch_order": ["StaleCache"],
 }
 
 

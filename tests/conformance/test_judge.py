@@ -72,7 +72,7 @@ TIERS = {
     "probe.gate_bf16": "GateBf16",
     "probe.log2e": "Log2eOfState",
     "probe.state_bf16": "StateBf16Between",
-    "probe.l2norm_eps": "NormEpsOutside",
+    "probe.l2norm_eps": "EpsOutsideRoot",
     "probe.bits": "FinalStateBf16",
     "limit.gradient_duality": "GradGateOfKeys",
     "limit.gradient_split": "GradBetaOfKeys",

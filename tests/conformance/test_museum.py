@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 import known_bugs
-from kimi_linear.conformance.catalogue import CASES
+from kimi_linear.conformance.bench import Bench
+from kimi_linear.conformance.guard import CRASH
 from kimi_linear.conformance.museum import bug_named, museum, url_of
-from kimi_linear.conformance.mutants import MUTANTS
-from kimi_linear.conformance.suite import all_checks
+from kimi_linear.conformance.mutants import MUTANTS, build
+from kimi_linear.conformance.suite import all_checks, check_by_id
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -20,8 +21,10 @@ def test_the_museum_is_large_and_no_bug_is_there_twice():
     assert len(names) == len(set(names)) >= 40
 
 
-def test_every_link_of_a_case_or_a_mutant_is_in_the_museum():
-    links = {link for case in CASES for link in case.links} | {mutant.link for mutant in MUTANTS if mutant.link}
+def test_every_link_of_a_check_or_a_mutant_is_in_the_museum():
+    links = {link for check in all_checks() for link in check.links} | {
+        mutant.link for mutant in MUTANTS if mutant.link
+    }
     assert len(links) > 20
     for link in links:
         assert bug_named(link).bug == link
@@ -38,6 +41,15 @@ def test_every_bug_is_shown_by_a_check_or_a_test_that_exists():
                 node.name for node in ast.walk(ast.parse((ROOT / file).read_text())) if hasattr(node, "name")
             }
             assert name in functions, f"{bug.bug}: no {test}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mutant", [mutant for mutant in MUTANTS if mutant.link], ids=lambda mutant: mutant.name)
+def test_a_bug_planted_after_a_public_one_is_seen_by_a_check_that_the_museum_names(mutant):
+    kernel = build(mutant)
+    bench = Bench(kernel, kernel.capabilities(), kernel.contract)
+    verdicts = (check_by_id(id)(bench) for id in bug_named(mutant.link).all_checks)
+    assert any(verdict.failed and not verdict.reason.startswith(CRASH) for verdict in verdicts)
 
 
 def test_addresses_are_those_of_public_threads():

@@ -2,8 +2,11 @@
 
 import pytest
 
+from kimi_linear.conformance.adapter import GRADIENTS
+from kimi_linear.conformance.bench import Bench
+from kimi_linear.conformance.decode import first_call
 from kimi_linear.conformance.emulated import Emulated
-from kimi_linear.conformance.mutants import MUTANTS, Mutant
+from kimi_linear.conformance.mutants import MUTANTS, Mutant, build
 from kimi_linear.conformance.panel import chunk_kernel
 from kimi_linear.conformance.score import KernelScore, Score, in_processes, measure, steps
 from kimi_linear.conformance.score_text import markdown, score_lines
@@ -16,6 +19,17 @@ def test_mutants_are_many_have_names_of_their_own_and_say_what_is_broken():
     assert len(MUTANTS) >= 120
     assert len({mutant.name for mutant in MUTANTS}) == len(MUTANTS)
     assert all(len(mutant.bug) > 5 for mutant in MUTANTS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_runs_a_plain_call_without_a_crash(mutant):
+    kernel = build(mutant)
+    bench = Bench(kernel, kernel.capabilities(), kernel.contract)
+    for flags in ((), ("gradients",)):
+        call = bench.problem(bench.case(B=1, T=5, H=1, flags=flags)).call
+        want = frozenset(GRADIENTS if flags else ("o", "final_state"))
+        assert want <= kernel.run(call, want).keys()
+    kernel.run(first_call(bench), frozenset(("o",)))
 
 
 @pytest.mark.slow
