@@ -21,7 +21,9 @@ from kimi_linear.conformance.gold import (
 from kimi_linear.conformance.limits import FLOOR, NOISE_RATIO, SAMPLES, WRONG_RATIO, word_for
 from kimi_linear.conformance.precision import LARGEST, MANTISSA, moved_grid, roundoff, to_format
 from kimi_linear.conformance.problem import problem_of
+from kimi_linear.reference.chunked.forward import run_all_stages
 from kimi_linear.reference.naive import recurrent_kda
+from kimi_linear.reference.operands import prepare
 
 CAPS = Capabilities(operations=("chunk", "recurrent", "backward"))
 CONTRACT = Contract(chunk_size=16)
@@ -216,6 +218,14 @@ def test_every_stage_has_a_truth_and_an_envelope_by_token():
         assert exact[name].shape[:3] == bounds[name].shape == (1, 37, 2)
         assert exact[name].isfinite().all()
         assert (bounds[name] > 0).all()
+
+
+@pytest.mark.parametrize("knobs", [{"lengths": (20, 0, 16)}, {"gate": "minus_infinity"}], ids=str)
+def test_the_truth_of_stages_is_that_of_the_reference_however_coarse_the_contract(knobs):
+    x = of(Contract("bf16", "bf16", "bf16", "bf16", 16, "differences"), scale=0.3, **knobs)
+    stages = run_all_stages(prepare(*x.inputs(), **x.options()), 16)
+    for name, got in stage_truth(x)[0].items():
+        torch.testing.assert_close(got, stages.by_token(name), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,15 @@ def test_exact_cases_have_a_third_opinion_that_agrees_bit_for_bit_and_is_not_dul
         assert want.unique().numel() > 5
 
 
+def test_the_third_opinion_starts_from_0_where_there_is_no_state():
+    for lengths in (None, (5, 0, 2)):
+        case = dataclasses.replace(by_id("exact.packed"), state="none", lengths=lengths, K=5, V=3)
+        problem = problem_of(case, CAPS, CONTRACT)
+        assert problem.judge.h0 is None
+        for name, want in integer_truth(problem).items():
+            assert torch.equal(truth_of(problem)[name], want)
+
+
 def test_a_packed_case_without_a_state_has_a_cotangent_for_each_segment():
     case = dataclasses.replace(by_id("gradients.packed"), state="none")
     x = tensors_of(fitted(case, CAPS, CONTRACT))
