@@ -29,17 +29,19 @@ from torch import Tensor
 
 from ..reference.front_end import FrontEnd
 from .configurations import CHECKPOINT, describe, empty, example_front_ends, example_inputs
-from .gate import front_end_arguments
+from .gate import FRONT_END_SCHEMA, front_end_arguments, named_front_end
 from .pool import STATE_DTYPES, check_pool, check_slot_contents, check_slots, read_slot
 from .replay import Calls
 from .step import (
-    dims_of,
+    first_token,
     kda_step,
+    next_token,
+    own_part,
     prepare_token,
     read_channels,
     read_token,
     segment,
-    token_offset,
+    token_launch,
     write_rows_past_the_end,
     write_zero_rows,
 )
@@ -47,7 +49,6 @@ from .support import (
     MIN_BLOCK,
     Configuration,
     Launch,
-    cdiv,
     check_no_gradient,
     check_supported,
     checked_dims,
@@ -117,13 +118,7 @@ def decode_kernel(
     M is the number of slots a sequence has, one a token; 0 where it has a single slot for its last state. Strides
     are compiled in: addresses cost less, on the device and at every launch, and a server has few layouts.
     """
-    slices: tl.constexpr = (V + BV - 1) // BV
-    n = (tl.program_id(0) // (HV * slices)).to(tl.int64)
-    hv = (tl.program_id(0) // slices) % HV
-    h = hv // GROUP
-
-    channels = tl.arange(0, BK).to(tl.int64)
-    columns = (tl.program_id(0) % slices) * BV + tl.arange(0, BV).to(tl.int64)
+    n, hv, h, channels, columns = own_part(HV, GROUP, V, BK, BV)
     in_k, in_v = channels < K, columns < V
 
     kept = 1
@@ -147,22 +142,17 @@ def decode_kernel(
     if A_log is not None:
         rate = tl.load(A_log + hv).to(tl.float32)
         bias = read_channels(dt_bias + hv * K + channels, in_k)
-    q += token_offset(q_strides, row, first, h) + channels * q_strides[3]
-    k += token_offset(k_strides, row, first, h) + channels * k_strides[3]
-    v += token_offset(v_strides, row, first, hv) + columns * v_strides[3]
-    g += token_offset(g_strides, row, first, hv) + channels * g_strides[3]
-    beta += token_offset(beta_strides, row, first, hv)
+    q, k, v, g, beta = first_token(
+        q, k, v, g, beta, q_strides, k_strides, v_strides, g_strides, beta_strides,
+        row, first, h, hv, channels, columns,
+    )  # fmt: skip
     q_t, k_t, v_t, g_t, beta_t = read_token(q, k, v, g, beta, channels, columns, first < end, K, V)
     for t in range(first, end):
         q_t, k_t, g_t, beta_t = prepare_token(q_t, k_t, g_t, beta_t, rate, bias, lower_bound, l2norm_eps, BETA)
         v_now = v_t
         q_now, k_now, g_now, beta_now = q_t, k_t, g_t, beta_t
         if SEVERAL:  # ask for the next token while this one is computed with
-            q += q_strides[1]
-            k += k_strides[1]
-            v += v_strides[1]
-            g += g_strides[1]
-            beta += beta_strides[1]
+            q, k, v, g, beta = next_token(q, k, v, g, beta, q_strides, k_strides, v_strides, g_strides, beta_strides)
             q_t, k_t, v_t, g_t, beta_t = read_token(q, k, v, g, beta, channels, columns, t + 1 < end, K, V)
         o_t, S = kda_step(S, q_now, k_now, v_now, g_now, beta_now, scale)
         tl.store(o + (row * T + t) * HV * V, o_t, mask=in_v)
@@ -174,13 +164,6 @@ def decode_kernel(
     if M == 0:
         there = pool + slot * pool_strides[0] + here
         tl.store(there, S.to(pool.dtype.element_ty), mask=in_state, eviction_policy=ONCE)
-
-
-def settled(x: Tensor) -> tuple[int, ...]:
-    """Strides, 0 along a batch or token axis of length 1: they say nothing there, and must not compile anew."""
-    B, T = x.shape[:2]
-    sb, st, *inner = x.stride()
-    return (sb if B > 1 else 0, st if T > 1 else 0, *inner)
 
 
 def decode_launch(
@@ -200,21 +183,8 @@ def decode_launch(
     tile: tuple[int, int] = TILE,
 ) -> Launch:
     """The launch that fills o [B, T, HV, V], contiguous, and updates pool [slots, HV, K, V]."""
-    dims = dims_of(q, v, cu_seqlens)
-    BK, BV, num_warps = tile_of(dims.K, dims.V, tile)
     per_token = slot_indices.dim() == 2
-    arguments = {
-        "q": q,
-        "k": k,
-        "v": v,
-        "g": g,
-        "beta": beta,
-        "q_strides": settled(q),
-        "k_strides": settled(k),
-        "v_strides": settled(v),
-        "g_strides": settled(g),
-        "beta_strides": settled(beta),
-        "o": o,
+    slots = {
         "pool": pool,
         "pool_strides": pool.stride(),
         "slots": pool.shape[0],
@@ -222,21 +192,13 @@ def decode_launch(
         "slot_indices": slot_indices,
         "slot_strides": slot_indices.stride() if per_token else (slot_indices.stride(0), 0),
         "accepted": accepted,
-        "cu_seqlens": cu_seqlens,
-        "T": dims.T,
-        "N": dims.N,
-        "HV": dims.HV,
-        "GROUP": dims.HV // dims.H,
-        "scale": scale,
-        "K": dims.K,
-        "V": dims.V,
         "M": slot_indices.shape[1] if per_token else 0,
-        "SEVERAL": dims.T > 1,
-        "BK": BK,
-        "BV": BV,
-        **front_end,
     }
-    return Launch(decode_kernel, (dims.N * dims.HV * cdiv(dims.V, BV),), arguments, num_warps)
+    return token_launch(
+        decode_kernel,
+        *(q, k, v, g, beta, cu_seqlens, scale, tile_of(q.shape[-1], v.shape[-1], tile)),
+        **{"o": o, "SEVERAL": q.shape[1] > 1, **slots, **front_end},
+    )
 
 
 CALLS = Calls(
@@ -256,28 +218,17 @@ def _decode(
     cu_seqlens: Tensor | None,
     pad_slot: int,
     scale: float,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    lower_bound: float | None,
-    l2norm_eps: float | None,
-    BETA: int,
+    *front_end: Any,
 ) -> Tensor:
     o = torch.empty_like(v, memory_format=torch.contiguous_format)
-    front_end = {
-        "A_log": A_log,
-        "dt_bias": dt_bias,
-        "lower_bound": lower_bound,
-        "l2norm_eps": l2norm_eps,
-        "BETA": BETA,
-    }
 
     def launches() -> list[Launch]:
         slots = (slot_indices, num_accepted_tokens, cu_seqlens, pad_slot)
-        return [decode_launch(q, k, v, g, beta, o, state_pool, *slots, scale, front_end)]
+        return [decode_launch(q, k, v, g, beta, o, state_pool, *slots, scale, named_front_end(front_end))]
 
+    A_log, dt_bias, *rest = front_end
     inputs = (q, k, v, g, beta, state_pool, slot_indices, num_accepted_tokens, cu_seqlens, A_log, dt_bias)
-    key = (metadata(*inputs), pad_slot, scale, lower_bound, l2norm_eps, BETA)
-    CALLS.run(key, (*inputs, o), launches)
+    CALLS.run((metadata(*inputs), pad_slot, scale, *rest), (*inputs, o), launches)
     return o
 
 
@@ -287,8 +238,7 @@ def _decode_fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
 
 _op = define_op(
     "decode_step(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor(a!) state_pool, Tensor slot_indices, "
-    "Tensor? num_accepted_tokens, Tensor? cu_seqlens, int pad_slot, float scale, Tensor? A_log, Tensor? dt_bias, "
-    "float? lower_bound, float? l2norm_eps, int BETA) -> Tensor",
+    f"Tensor? num_accepted_tokens, Tensor? cu_seqlens, int pad_slot, float scale, {FRONT_END_SCHEMA}) -> Tensor",
     _decode,
     _decode_fake,
 )

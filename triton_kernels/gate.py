@@ -12,6 +12,7 @@ that bf16 is never computed with. A step that is not wanted is None, and costs n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -21,6 +22,7 @@ from ..reference.front_end import FrontEnd
 from ..reference.gates import BoundedGate
 from .gate_math import BETA_CODES, sigmoid, softplus
 
+FRONT_END_SCHEMA = "Tensor? A_log, Tensor? dt_bias, float? lower_bound, float? l2norm_eps, int BETA"
 _NO_FRONT_END = {"A_log": None, "dt_bias": None, "lower_bound": None, "l2norm_eps": None, "BETA": BETA_CODES[None]}
 
 
@@ -38,6 +40,11 @@ def front_end_arguments(front_end: FrontEnd | None) -> dict[str, Any]:
     if isinstance(gate, BoundedGate):
         arguments["lower_bound"] = float(gate.lower_bound)
     return arguments
+
+
+def named_front_end(values: Sequence[Any]) -> dict[str, Any]:
+    """The same by name again, from the values that an operator of FRONT_END_SCHEMA was called with."""
+    return dict(zip(_NO_FRONT_END, values, strict=True))
 
 
 @triton.jit

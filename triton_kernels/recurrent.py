@@ -16,27 +16,27 @@ from torch import Tensor
 
 from ..reference.front_end import FrontEnd
 from .configurations import CHECKPOINT, describe, empty, example_front_ends, example_inputs
-from .gate import front_end_arguments
+from .gate import FRONT_END_SCHEMA, front_end_arguments, named_front_end
 from .replay import Calls
 from .step import (
     dims_of,
+    first_token,
     kda_step,
+    next_token,
+    own_part,
     prepare_token,
     read_channels,
     read_token,
     segment,
-    segment_arguments,
     state_offsets,
     strides,
-    token_arguments,
-    token_offset,
+    token_launch,
     write_rows_past_the_end,
 )
 from .support import (
     MIN_BLOCK,
     Configuration,
     Launch,
-    cdiv,
     check_no_gradient,
     check_supported,
     checked_dims,
@@ -84,14 +84,8 @@ def recurrent_kernel(
     BV: tl.constexpr,
 ):
     """Program (n, hv, slice of V): load the state, walk the tokens of sequence n, store the state."""
-    slices: tl.constexpr = (V + BV - 1) // BV
-    n = (tl.program_id(0) // (HV * slices)).to(tl.int64)
-    hv = (tl.program_id(0) // slices) % HV
-    h = hv // GROUP
+    n, hv, h, channels, columns = own_part(HV, GROUP, V, BK, BV)
     first, end, row = segment(cu_seqlens, n, T)
-
-    channels = tl.arange(0, BK).to(tl.int64)
-    columns = (tl.program_id(0) % slices) * BV + tl.arange(0, BV).to(tl.int64)
     in_k, in_v = channels < K, columns < V
     in_state = in_k[:, None] & in_v[None, :]
 
@@ -104,21 +98,16 @@ def recurrent_kernel(
     if A_log is not None:
         rate = tl.load(A_log + hv).to(tl.float32)
         bias = read_channels(dt_bias + hv * K + channels, in_k)
-    q += token_offset(q_strides, row, first, h) + channels * q_strides[3]
-    k += token_offset(k_strides, row, first, h) + channels * k_strides[3]
-    v += token_offset(v_strides, row, first, hv) + columns * v_strides[3]
-    g += token_offset(g_strides, row, first, hv) + channels * g_strides[3]
-    beta += token_offset(beta_strides, row, first, hv)
+    q, k, v, g, beta = first_token(
+        q, k, v, g, beta, q_strides, k_strides, v_strides, g_strides, beta_strides,
+        row, first, h, hv, channels, columns,
+    )  # fmt: skip
     o += hv * V + columns
 
     # A token is asked for while the one before is computed with, so that its way from memory is hidden.
     q_t, k_t, v_t, g_t, beta_t = read_token(q, k, v, g, beta, channels, columns, first < end, K, V)
     for t in range(first, end):
-        q += q_strides[1]
-        k += k_strides[1]
-        v += v_strides[1]
-        g += g_strides[1]
-        beta += beta_strides[1]
+        q, k, v, g, beta = next_token(q, k, v, g, beta, q_strides, k_strides, v_strides, g_strides, beta_strides)
         q_n, k_n, v_n, g_n, beta_n = read_token(q, k, v, g, beta, channels, columns, t + 1 < end, K, V)
         q_t, k_t, g_t, beta_t = prepare_token(q_t, k_t, g_t, beta_t, rate, bias, lower_bound, l2norm_eps, BETA)
         o_t, S = kda_step(S, q_t, k_t, v_t, g_t, beta_t, scale)
@@ -128,6 +117,13 @@ def recurrent_kernel(
     if ht is not None:
         tl.store(ht + state_offsets(ht_strides, n, hv, channels, columns), S, mask=in_state)
     write_rows_past_the_end(o, HV * V, cu_seqlens, n, N, T, in_v)
+
+
+def tile_of(K: int, V: int) -> tuple[int, int, int]:
+    """BK, BV and warps: all K rows, and as many columns as a warp holds."""
+    BK = max(MIN_BLOCK, next_power_of_2(K))
+    BV = max(MIN_BLOCK, min(STATE_OF_A_WARP // BK, next_power_of_2(V)))
+    return BK, BV, max(1, BK * BV // STATE_OF_A_WARP)
 
 
 def recurrent_launch(
@@ -144,14 +140,10 @@ def recurrent_launch(
     front_end: dict[str, Any],
 ) -> Launch:
     """The launch that fills o [B, T, HV, V], contiguous, and, if given, ht [N, HV, K, V]."""
-    dims = dims_of(q, v, cu_seqlens)
-    BK = max(MIN_BLOCK, next_power_of_2(dims.K))
-    BV = max(MIN_BLOCK, min(STATE_OF_A_WARP // BK, next_power_of_2(dims.V)))
-    arguments = token_arguments(q, k, v, g, beta) | segment_arguments(cu_seqlens, dims) | front_end
-    arguments |= {"o": o, "h0": h0, "h0_strides": strides(h0), "ht": ht, "ht_strides": strides(ht)}
-    arguments |= {"scale": scale, "K": dims.K, "V": dims.V, "BK": BK, "BV": BV}
-    return Launch(
-        recurrent_kernel, (dims.N * dims.HV * cdiv(dims.V, BV),), arguments, max(1, BK * BV // STATE_OF_A_WARP)
+    return token_launch(
+        recurrent_kernel,
+        *(q, k, v, g, beta, cu_seqlens, scale, tile_of(q.shape[-1], v.shape[-1])),
+        **{"o": o, "h0": h0, "h0_strides": strides(h0), "ht": ht, "ht_strides": strides(ht), **front_end},
     )
 
 
@@ -168,28 +160,18 @@ def _recurrent(
     cu_seqlens: Tensor | None,
     output_final_state: bool,
     scale: float,
-    A_log: Tensor | None,
-    dt_bias: Tensor | None,
-    lower_bound: float | None,
-    l2norm_eps: float | None,
-    BETA: int,
+    *front_end: Any,
 ) -> tuple[Tensor, Tensor]:
     o, ht = _outputs(q, v, cu_seqlens, output_final_state)
-    front_end = {
-        "A_log": A_log,
-        "dt_bias": dt_bias,
-        "lower_bound": lower_bound,
-        "l2norm_eps": l2norm_eps,
-        "BETA": BETA,
-    }
     final = ht if output_final_state else None
 
     def launches() -> list[Launch]:
-        return [recurrent_launch(q, k, v, g, beta, o, initial_state, final, cu_seqlens, scale, front_end)]
+        raw = named_front_end(front_end)
+        return [recurrent_launch(q, k, v, g, beta, o, initial_state, final, cu_seqlens, scale, raw)]
 
+    A_log, dt_bias, *rest = front_end
     inputs = (q, k, v, g, beta, initial_state, cu_seqlens, A_log, dt_bias)
-    key = (metadata(*inputs), output_final_state, scale, lower_bound, l2norm_eps, BETA)
-    CALLS.run(key, (*inputs, o, final), launches)
+    CALLS.run((metadata(*inputs), output_final_state, scale, *rest), (*inputs, o, final), launches)
     return o, ht
 
 
@@ -209,8 +191,7 @@ def _recurrent_fake(
 
 _op = define_op(
     "fused_recurrent_kda(Tensor q, Tensor k, Tensor v, Tensor g, Tensor beta, Tensor? initial_state, "
-    "Tensor? cu_seqlens, bool output_final_state, float scale, Tensor? A_log, Tensor? dt_bias, "
-    "float? lower_bound, float? l2norm_eps, int BETA) -> (Tensor, Tensor)",
+    f"Tensor? cu_seqlens, bool output_final_state, float scale, {FRONT_END_SCHEMA}) -> (Tensor, Tensor)",
     _recurrent,
     _recurrent_fake,
 )

@@ -1,4 +1,4 @@
-"""One token of the recurrence on the device: what the recurrent and the decode kernel share.
+"""One token of the recurrence on the device, and its launch: what the recurrent and the decode kernel share.
 
 A program owns the value columns [c, c + BV) of one head's state and all its K rows, so both contractions with
 the state (over K) stay inside the program, and programs never speak to each other.
@@ -20,6 +20,7 @@ from torch import Tensor
 from ..reference.contract import Dims
 from .gate import l2norm, log_decay
 from .gate_math import write_strength
+from .support import Launch, cdiv
 
 
 def dims_of(q: Tensor, v: Tensor, cu_seqlens: Tensor | None) -> Dims:
@@ -34,26 +35,48 @@ def strides(state: Tensor | None) -> tuple[int, ...]:
     return (0, 0, 0, 0) if state is None else state.stride()
 
 
-def token_arguments(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> dict[str, Any]:
-    """The per-token operands and their strides, as the kernels name them."""
-    return {
-        "q": q,
-        "k": k,
-        "v": v,
-        "g": g,
-        "beta": beta,
-        "q_strides": q.stride(),
-        "k_strides": k.stride(),
-        "v_strides": v.stride(),
-        "g_strides": g.stride(),
-        "beta_strides": beta.stride(),
-    }
+def settled(x: Tensor) -> tuple[int, ...]:
+    """Strides, 0 along a batch or token axis of length 1: they say nothing there, and must not compile anew."""
+    B, T = x.shape[:2]
+    sb, st, *inner = x.stride()
+    return (sb if B > 1 else 0, st if T > 1 else 0, *inner)
 
 
-def segment_arguments(cu_seqlens: Tensor | None, dims: Dims) -> dict[str, Any]:
-    """Where the sequences lie, and the sizes that stay run-time values: a new head count compiles nothing."""
-    group = dims.HV // dims.H
-    return {"cu_seqlens": cu_seqlens, "T": dims.T, "N": dims.N, "HV": dims.HV, "GROUP": group}
+def token_launch(
+    kernel: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    cu_seqlens: Tensor | None,
+    scale: float,
+    tile: tuple[int, int, int],
+    **own: Any,
+) -> Launch:
+    """One program a sequence, head and slice of V. tile: BK, BV and warps; own: what only this kernel takes.
+
+    Token and head counts stay run-time values: another of them compiles nothing.
+    """
+    dims = dims_of(q, v, cu_seqlens)
+    BK, BV, num_warps = tile
+    tokens = {"q": q, "k": k, "v": v, "g": g, "beta": beta}
+    arguments: dict[str, Any] = {**tokens, **{f"{name}_strides": settled(x) for name, x in tokens.items()}, **own}
+    sizes = {"T": dims.T, "N": dims.N, "HV": dims.HV, "GROUP": dims.HV // dims.H, "K": dims.K, "V": dims.V}
+    arguments |= {"cu_seqlens": cu_seqlens, "scale": scale, "BK": BK, "BV": BV, **sizes}
+    return Launch(kernel, (dims.N * dims.HV * cdiv(dims.V, BV),), arguments, num_warps)
+
+
+@triton.jit
+def own_part(HV, GROUP, V: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
+    """This program's sequence n, value head hv, its key head h, key channels and value columns; n and lanes int64."""
+    slices: tl.constexpr = (V + BV - 1) // BV
+    n = (tl.program_id(0) // (HV * slices)).to(tl.int64)
+    hv = (tl.program_id(0) // slices) % HV
+    h = hv // GROUP
+    channels = tl.arange(0, BK).to(tl.int64)
+    columns = (tl.program_id(0) % slices) * BV + tl.arange(0, BV).to(tl.int64)
+    return n, hv, h, channels, columns
 
 
 @triton.jit
@@ -91,6 +114,25 @@ def state_offsets(strides, n, hv, channels, columns):
 def read_channels(pointers, mask):
     """A token's channels in fp32; lanes past the last channel read nothing and are 0."""
     return tl.load(pointers, mask=mask, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def first_token(
+    q, k, v, g, beta, q_strides, k_strides, v_strides, g_strides, beta_strides, row, first, h, hv, channels, columns
+):
+    """Pointers to token `first` of batch row `row`, for this program's head, channels and columns."""
+    q += token_offset(q_strides, row, first, h) + channels * q_strides[3]
+    k += token_offset(k_strides, row, first, h) + channels * k_strides[3]
+    v += token_offset(v_strides, row, first, hv) + columns * v_strides[3]
+    g += token_offset(g_strides, row, first, hv) + channels * g_strides[3]
+    beta += token_offset(beta_strides, row, first, hv)
+    return q, k, v, g, beta
+
+
+@triton.jit
+def next_token(q, k, v, g, beta, q_strides, k_strides, v_strides, g_strides, beta_strides):
+    """The pointers, a token on."""
+    return q + q_strides[1], k + k_strides[1], v + v_strides[1], g + g_strides[1], beta + beta_strides[1]
 
 
 @triton.jit
