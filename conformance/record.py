@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -29,7 +30,11 @@ DIGITS = 12  # of a digest, enough to tell versions apart
 
 def suite_version() -> str:
     """The release, and a digest of the code that decides verdicts."""
-    sources = [*PACKAGE.glob("conformance/*.py"), *PACKAGE.glob("reference/**/*.py")]
+    return version_of([*PACKAGE.glob("conformance/*.py"), *PACKAGE.glob("reference/**/*.py")])
+
+
+def version_of(sources: Iterable[Path]) -> str:
+    """The release, a digest of some of its files, and torch's version."""
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sorted(sources))).hexdigest()
     return f"{version('kimi-linear-reference')}+{digest[:DIGITS]}, torch {torch.__version__}"
 
@@ -40,41 +45,34 @@ def file_digest(where: str) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()[:DIGITS] if file.is_file() else ""
 
 
-class Record:
-    """The verdicts of one kernel in one file. `begin` it with what the kernel says it is."""
+class Log:
+    """A file of JSON lines that only grows; its first line says what the others are about."""
 
-    def __init__(self, path: Path, where: str) -> None:
-        self.path, self.where = path, where
-        self.known: dict[tuple[str, Contract | None], Verdict] = {}
+    words: ClassVar[dict[str, str]]  # key of the first line to what an error calls it
 
-    def begin(self, identity: str) -> None:
-        """Read what is known. Raises ValueError where the file is about something else."""
-        header = {"suite": suite_version(), "kernel": identity, "file": file_digest(self.where)}
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def lines(self, header: dict[str, str]) -> list[tuple[int, Any]]:
+        """Every line after the first with its number. Raises ValueError where the file is about something else."""
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         whole = [line for line in lines if line.endswith(b"\n")]
         if not whole:
             self.path.write_text(json.dumps(header) + "\n")
-            return
+            return []
         self._check_header(self._parsed(whole[0], 1), header)
-        for number, line in enumerate(whole[1:], 2):
-            verdict = self._verdict(self._parsed(line, number), number)
-            self.known[verdict.id, verdict.contract] = verdict
+        found = [(number, self._parsed(line, number)) for number, line in enumerate(whole[1:], 2)]
         if len(whole) < len(lines):  # a line that was being written when the run was killed
             self.path.write_bytes(b"".join(whole))
+        return found
 
-    def judge(self, check: Check, bench: Bench) -> Verdict:
-        """The verdict that is known, or a new one, which is kept."""
-        known = self.known.get((check.id, bench.contract))
-        if known is not None:
-            return known
-        verdict = check(bench)
+    def add(self, data: dict[str, Any]) -> None:
+        """Write a line."""
         with self.path.open("a") as file:
-            file.write(json.dumps(asdict(verdict)) + "\n")
-        return verdict
+            file.write(json.dumps(data) + "\n")
 
     def _check_header(self, found: Any, wanted: dict[str, str]) -> None:
-        names = {"suite": "the suite", "kernel": "the kernel", "file": "the adapter's file"}
-        for key, what in names.items():
+        for key, what in self.words.items():
             if not isinstance(found, dict) or key not in found:
                 raise ValueError(f"{self.path} is no record of a run: its first line has no {key!r}")
             if found[key] != wanted[key]:
@@ -88,6 +86,33 @@ class Record:
             return json.loads(line)
         except ValueError:
             raise ValueError(f"{self.path}:{number}: no JSON") from None
+
+
+class Record(Log):
+    """The verdicts of one kernel in one file. `begin` it with what the kernel says it is."""
+
+    words: ClassVar = {"suite": "the suite", "kernel": "the kernel", "file": "the adapter's file"}
+
+    def __init__(self, path: Path, where: str) -> None:
+        super().__init__(path)
+        self.where = where
+        self.known: dict[tuple[str, Contract | None], Verdict] = {}
+
+    def begin(self, identity: str) -> None:
+        """Read what is known. Raises ValueError where the file is about something else."""
+        header = {"suite": suite_version(), "kernel": identity, "file": file_digest(self.where)}
+        for number, line in self.lines(header):
+            verdict = self._verdict(line, number)
+            self.known[verdict.id, verdict.contract] = verdict
+
+    def judge(self, check: Check, bench: Bench) -> Verdict:
+        """The verdict that is known, or a new one, which is kept."""
+        known = self.known.get((check.id, bench.contract))
+        if known is not None:
+            return known
+        verdict = check(bench)
+        self.add(asdict(verdict))
+        return verdict
 
     def _verdict(self, data: Any, number: int) -> Verdict:
         try:

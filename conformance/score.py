@@ -9,29 +9,13 @@ as much.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from typing import Any
 
-import torch
-
-from .adapter import RESULTS
-from .bench import Bench
-from .emulated import Emulated
-from .guard import CRASH
 from .limits import FULL_KILLED, QUICK_KILLED
-from .mutants import MUTANTS, Mutant, build
-from .mutants.registry import BASES
-from .panel import panel
-from .suite import Check, all_checks
-from .verdict import Verdict
-
-Tell = Callable[[str], None]
+from .suite import all_checks
 
 
 @dataclass
@@ -104,12 +88,16 @@ class Score:
 
     def redundant_families(self) -> list[str]:
         """Families without which every killed mutant would still be killed."""
-        needed = set()
-        for checks in self.kills.values():
-            families = {self.families[id] for id in checks}
+        return sorted(set(self.families.values()) - set(self.needed_families(self.families)))
+
+    def needed_families(self, checks: Container[str]) -> dict[str, list[str]]:
+        """Families to the mutants that they alone kill, where so many checks are all there is."""
+        needed: dict[str, list[str]] = {}
+        for name, killers in self.kills.items():
+            families = {self.families[id] for id in killers if id in checks}
             if len(families) == 1:
-                needed |= families
-        return sorted(set(self.families.values()) - needed)
+                needed.setdefault(families.pop(), []).append(name)
+        return needed
 
     def smallest_cover(self) -> list[str]:
         """A greedy smallest set of checks that kills all that is killed."""
@@ -142,110 +130,3 @@ class Score:
             "kills": self.kills,
             "crashes": self.crashes,
         }
-
-
-def steps(mutants: Sequence[Mutant] = MUTANTS, kernels: Sequence[Emulated] | None = None) -> int:
-    """How many lines `measure` tells."""
-    return len(judged_kernels(mutants, panel() if kernels is None else kernels)) + len(mutants)
-
-
-def measure(
-    mutants: Sequence[Mutant] = MUTANTS,
-    kernels: Sequence[Emulated] | None = None,
-    full: bool = True,
-    first_kill: bool = False,
-    tell: Tell = lambda line: None,
-    workers: int = 1,
-) -> Score:
-    """Judge correct kernels, then every mutant; `first_kill` stops at a mutant's first kill."""
-    kernels = panel() if kernels is None else kernels
-    checks = all_checks(full)
-    score = Score(full=full, kernels=len(kernels))
-    score.tiers = {check.id: check.tier for check in checks}
-    score.families = {check.id: check.family for check in checks}
-    correct = judged_kernels(mutants, kernels)
-    with in_processes(workers) as run:
-        found = run(_verdicts, [(kernel, full) for kernel in correct.values()])
-        verdicts = dict(told(found, correct, tell))
-        for kernel in kernels:
-            _enter_kernel(score, kernel.identity(), verdicts[kernel.identity()])
-        innocent = {mutant.on: _passed(verdicts[BASES[mutant.on]().identity()]) for mutant in mutants}
-        tasks = [(mutant, innocent[mutant.on], full, first_kill) for mutant in mutants]
-        for name, (kills, crashes) in told(run(_kills, tasks), [mutant.name for mutant in mutants], tell):
-            score.kills[name] = kills
-            if crashes:
-                score.crashes[name] = crashes
-    return score
-
-
-def judged_kernels(mutants: Sequence[Mutant], kernels: Sequence[Emulated]) -> dict[str, Emulated]:
-    """The correct kernels by identity, and those that mutants are planted in."""
-    bases = [BASES[on]() for on in dict.fromkeys(mutant.on for mutant in mutants)]
-    return {kernel.identity(): kernel for kernel in (*kernels, *bases)}
-
-
-Run = Callable[[Callable[..., Any], list[tuple[Any, ...]]], Iterable[Any]]
-
-
-@contextmanager
-def in_processes(workers: int) -> Iterator[Run]:
-    """A function that runs work on each task, in order, in this process or in several."""
-    if workers <= 1:
-        yield lambda work, tasks: (work(*task) for task in tasks)
-        return
-    context, one_thread = get_context("spawn"), functools.partial(torch.set_num_threads, 1)
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=one_thread) as pool:
-        yield lambda work, tasks: pool.map(work, *zip(*tasks, strict=True)) if tasks else iter(())
-
-
-def told(results: Iterable[Any], names: Iterable[str], tell: Tell) -> Iterator[tuple[str, Any]]:
-    """Results with their names, each told as it comes."""
-    for name, result in zip(names, results, strict=True):
-        tell(name)
-        yield name, result
-
-
-@functools.cache
-def _checks(full: bool) -> list[Check]:
-    return all_checks(full)
-
-
-def _verdicts(kernel: Emulated, full: bool) -> list[Verdict]:
-    """What every check says of a kernel."""
-    bench = Bench(kernel, kernel.capabilities(), kernel.contract)
-    return [check(bench) for check in _checks(full)]
-
-
-def _enter_kernel(score: Score, identity: str, verdicts: Sequence[Verdict]) -> None:
-    score.false_alarms += [(identity, verdict.id, verdict.reason) for verdict in verdicts if verdict.failed]
-    ratios = [
-        (n, r) for v in verdicts if v.tier in ("ratio", "limit") and v.status == "pass" for n, r in v.ratios.items()
-    ]
-    score.panel.append(
-        KernelScore(
-            identity,
-            passed=len(_passed(verdicts)),
-            skipped=sum(verdict.status == "skip" for verdict in verdicts),
-            forward=max((ratio for name, ratio in ratios if name in RESULTS), default=0.0),
-            backward=max((ratio for name, ratio in ratios if name not in RESULTS), default=0.0),
-        )
-    )
-
-
-def _passed(verdicts: Sequence[Verdict]) -> set[str]:
-    return {verdict.id for verdict in verdicts if verdict.status == "pass"}
-
-
-def _kills(mutant: Mutant, usable: set[str], full: bool, first_kill: bool) -> tuple[list[str], list[str]]:
-    """The checks that fail a mutant, and those in which it crashes."""
-    kernel = build(mutant)
-    bench = Bench(kernel, kernel.capabilities(), kernel.contract)
-    kills: list[str] = []
-    crashes: list[str] = []
-    for check in _checks(full):
-        verdict = check(bench) if check.id in usable else None
-        if verdict is not None and verdict.failed:
-            (crashes if verdict.reason.startswith(CRASH) else kills).append(check.id)
-            if first_kill and kills:
-                break
-    return kills, crashes

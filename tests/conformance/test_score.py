@@ -1,16 +1,23 @@
 """The score: bugs that are planted are seen, and nothing correct is blamed."""
 
-import pytest
+import datetime
 
+import pytest
+from typer.testing import CliRunner
+
+from kimi_linear.cli.main import app
 from kimi_linear.conformance.adapter import GRADIENTS
 from kimi_linear.conformance.bench import Bench
 from kimi_linear.conformance.decode import first_call
 from kimi_linear.conformance.emulated import Emulated
+from kimi_linear.conformance.measure import in_processes, judge_mutant, measure, steps
 from kimi_linear.conformance.mutants import MUTANTS, Mutant, build
 from kimi_linear.conformance.panel import chunk_kernel
-from kimi_linear.conformance.score import KernelScore, Score, in_processes, measure, steps
-from kimi_linear.conformance.score_text import markdown, score_lines
-from kimi_linear.conformance.suite import check_by_id
+from kimi_linear.conformance.score import KernelScore, Score
+from kimi_linear.conformance.score_page import STAYS, markdown, row
+from kimi_linear.conformance.score_record import ScoreRecord
+from kimi_linear.conformance.score_text import score_lines
+from kimi_linear.conformance.suite import all_checks, check_by_id
 
 NAMES = ("GateShift", "BetaBf16", "GradDiagonal", "StridesIgnored", "InverseOfBf16")
 
@@ -46,17 +53,56 @@ def test_a_handful_of_bugs_is_seen_by_the_quick_checks_and_a_correct_kernel_pass
     assert 0.3 < score.panel[0].backward < 8
 
 
-def test_a_mutant_that_crashes_is_not_seen(monkeypatch):
+def test_a_mutant_that_crashes_is_not_seen(one_check):
     class Crashes(Emulated):
         def inverse(self, A):
             raise RuntimeError("no such instruction")
 
-    monkeypatch.setattr("kimi_linear.conformance.score._checks", lambda full: [check_by_id("shape.T=2")])
     mutant = Mutant("Crashes", "inverse", "it raises", Crashes, "bf16")
     score = measure([mutant], [], full=True)
     assert score.survivors == ["Crashes"]
     assert score.crashes == {"Crashes": ["shape.T=2"]}
     assert "not seen: Crashes (it crashes in shape.T=2)" in list(score_lines(score))
+
+
+@pytest.fixture
+def one_check(monkeypatch):
+    """The suite is one cheap check."""
+    monkeypatch.setattr("kimi_linear.conformance.measure._checks", lambda full: [check_by_id("shape.T=2")])
+
+
+def test_a_score_that_was_interrupted_goes_on_where_it_stopped(tmp_path, monkeypatch, one_check):
+    chosen = [mutant for mutant in MUTANTS if mutant.name in NAMES]
+    want, path = measure(chosen, []), tmp_path / "score.jsonl"
+
+    def interrupt(line):
+        if line == chosen[1].name:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        measure(chosen, [], tell=interrupt, record=ScoreRecord(path))
+    path.write_text(path.read_text() + '{"name": "cut o')
+    judged, told = [], []
+    again = lambda mutant, *rest: judged.append(mutant.name) or judge_mutant(mutant, *rest)  # noqa: E731
+    monkeypatch.setattr("kimi_linear.conformance.measure.judge_mutant", again)
+    found = measure(chosen, [], tell=told.append, record=ScoreRecord(path))
+    assert judged == [mutant.name for mutant in chosen[2:]]
+    assert len(told) == steps(chosen, [])
+    assert found == want
+    assert found.killed > 0
+
+
+def test_a_score_does_not_go_on_from_another_mode_or_other_code(tmp_path, monkeypatch, one_check):
+    path = tmp_path / "score.jsonl"
+    measure([], [], full=False, record=ScoreRecord(path))
+    with pytest.raises(ValueError, match="the mode was 'quick' and is 'full'"):
+        measure([], [], full=True, record=ScoreRecord(path))
+    result = CliRunner().invoke(app, ["conformance", "score", "--full", "--resume", str(path)])
+    assert result.exit_code == 2
+    assert "cannot be resumed: the mode" in result.output
+    monkeypatch.setattr("kimi_linear.conformance.score_record.score_version", lambda: "other code")
+    with pytest.raises(ValueError, match="the suite or the mutants was"):
+        measure([], [], full=False, record=ScoreRecord(path))
 
 
 def test_several_processes_give_what_one_gives_in_order():
@@ -106,6 +152,10 @@ def test_the_page_shows_both_modes_the_panel_and_every_bug():
     assert "| quick | 1 of 1 | 90% | 0 on 1 kernels | none |" in page
     assert "| full | 1 of 1 | 100% |" in page
     assert "| a correct kernel | 2 | 0 | 1.25 | 0.00 |" in page
-    assert f"| {bug.name} | {bug.bug} | {bug.on} | {bug.link} | 1 |  |  | 1 |  |" in page
-    assert "`this command` with kimi-linear-reference" in page
+    assert f"{row(bug)} 1 |  |  | 1 |  |" in page
+    assert f"`this command` on {datetime.date.today()} with kimi-linear-reference" in page
     assert score.quick().kills[bug.name] == ["exact.dense"]
+
+
+def test_every_family_says_why_it_stays():
+    assert set(STAYS) == {check.family for check in all_checks()}
