@@ -12,8 +12,8 @@ from ..conformance.explain import explain_one
 from ..conformance.isolation import opened
 from ..conformance.limits import CASE_SECONDS
 from ..conformance.repro import repro_script
-from ..conformance.shrink import case_of
 from ..conformance.suite import Check, benches, check_by_id
+from ..conformance.trials import case_of
 
 EXAMPLE = "my_kernel.py"
 

@@ -34,10 +34,10 @@ from typing import Any
 
 from .explain import Explanation
 from .museum import url_of
-from .shrink import Smallest, case_knobs
 from .stage_check import first_wrong
 from .suite import Report, all_checks
 from .tables import STATUSES, FamilyRow, family_rows, versions
+from .trials import Smallest, case_knobs
 
 SCHEMA = 1
 SUSPECTS = 5

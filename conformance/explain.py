@@ -24,11 +24,12 @@ from .limits import ALIKE, CASE_SECONDS
 from .place import FROM_THE_END, PER_TOKEN, first_in_time, locate, onset_curve
 from .problem import Problem, problems_of
 from .repro import repro_script
-from .shrink import SHRINK_SECONDS, SizedBench, Smallest, case_of, shrink
+from .shrink import SHRINK_SECONDS, shrink
 from .spread import grid_of
 from .stage_check import StageRow, can_be_staged, stage_rows
 from .suite import Check, Report, check_by_id
 from .suspects import SUSPECT_SECONDS, Suspect, suspects
+from .trials import SizedBench, Smallest, case_of
 from .verdict import DERIVED, Verdict, limit_of, row_ratios
 
 EXPLAIN_SECONDS = 90.0  # for all failures together

@@ -12,8 +12,8 @@ from .adapter import Contract, load_adapter
 from .bench import Bench
 from .cases import Case
 from .gold import truth_of
-from .shrink import SizedBench, Smallest
 from .suite import Check, case_check, check_by_id
+from .trials import SizedBench, Smallest
 from .verdict import summary_line
 
 __all__ = [

@@ -20,9 +20,10 @@ from kimi_linear.conformance.page import page
 from kimi_linear.conformance.panel import chunk_kernel
 from kimi_linear.conformance.report import failure_lines, text
 from kimi_linear.conformance.repro import repro_script
-from kimi_linear.conformance.shrink import _CheckTrial, case_of, shrink
+from kimi_linear.conformance.shrink import shrink
 from kimi_linear.conformance.suite import Report, all_checks, case_check, check_by_id, run_suite
 from kimi_linear.conformance.suspects import suspects
+from kimi_linear.conformance.trials import CheckTrial, case_of
 from kimi_linear.conformance.verdict import Verdict
 from strange_kernels import CONTRACT, Correct, Hangs, ReturnsNaN
 
@@ -151,7 +152,7 @@ def test_a_check_of_a_kind_that_has_no_sizes_is_left_as_it_is():
     tiers = {check.tier for check in all_checks()} - {"exact", "ratio"}
     for tier in tiers:
         (kind, *_) = (check for check in all_checks() if check.tier == tier)
-        assert isinstance(_CheckTrial(kind, bench).start(), dict)
+        assert isinstance(CheckTrial(kind, bench).start(), dict)
 
 
 # Scripts
