@@ -6,7 +6,8 @@
 
 `call.operation` says what is asked, of what the adapter declares:
 
-    "chunk", "recurrent"   "o" and "final_state"; with `call.do`, the gradients "dq" .. "dh0"; stages where declared
+    "chunk", "recurrent"   "o" and "final_state"; stages where declared; with `call.do`, the gradients of what was
+                           given, "dq" .. "dh0", and through a gate inside "dA_log" and "ddt_bias"
     "decode"               "o", for one step of sequences whose states lie in `call.state_pool`, which advances
 
 What is not declared is skipped and listed; what is declared and fails, fails. A module, a class instance or any
@@ -28,6 +29,7 @@ from ..reference.gates import BoundedGate, SoftplusGate
 from .capabilities import (
     GRADIENTS,
     OPERATIONS,
+    PARAMETER_GRADIENTS,
     REFUSALS,
     RESULTS,
     STAGES,
@@ -41,6 +43,7 @@ from .contradictions import contradictions
 __all__ = [
     "GRADIENTS",
     "OPERATIONS",
+    "PARAMETER_GRADIENTS",
     "REFUSALS",
     "RESULTS",
     "STAGES",

@@ -171,6 +171,7 @@ def zeros_for(call: Call, want: frozenset[str], caps: Capabilities) -> dict[str,
     shape = (N, HV, K, V) if caps.state_layout == "KV" else (N, HV, V, K)
     wide = torch.float64 if call.contract.io == "fp64" else torch.float32
     like = {"dq": call.q, "dk": call.k, "dv": call.v, "dg": call.g, "dbeta": call.beta}
+    like |= {name: x for name, x in (("dA_log", call.A_log), ("ddt_bias", call.dt_bias)) if x is not None}
     zeros = {name: torch.zeros_like(x) for name, x in like.items()}
     zeros["o"] = torch.zeros(call.v.shape, dtype=DTYPES[call.contract.io])
     zeros["final_state"] = torch.zeros(shape, dtype=wide if wide == torch.float64 else DTYPES[caps.state_dtype])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 OPERATIONS = ("chunk", "recurrent", "decode", "backward")
 RESULTS = ("o", "final_state")
 GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dh0")
+PARAMETER_GRADIENTS = ("dA_log", "ddt_bias")  # of a gate inside, [HV] and [HV, K]
 STAGES = ("G", "A", "Aqk", "T", "w", "u", "v_new")  # of ChunkStages, as [B, T, HV, *]
 DECAY_FORMS = ("differences", "sums")
 GATE_FORMS = ("softplus", "bounded")
@@ -118,6 +119,8 @@ class Capabilities:
     stages          intermediates that `run` can return, named as in ChunkStages, [B, T, HV, *]
     front_ends      front ends that it offers, one for each combination that a call can ask for
     plain           it can be called without one; False: every call goes through front_ends[0]
+    front_backward  a declared backward goes through front ends too: gradients of what was given, A_log and dt_bias
+                    included
     pool            how "decode" keeps states
     refuses         bad input that raises an error which names the argument, of REFUSALS: "shapes" of k, v, g, beta;
                     "groups", heads of v that are no multiple of q's; "dtypes" of q and k that differ; rows of
@@ -147,6 +150,7 @@ class Capabilities:
     stages: tuple[str, ...] = ()
     front_ends: tuple[FrontForm, ...] = ()
     plain: bool = True
+    front_backward: bool = True
     pool: Pool | None = None
     refuses: tuple[str, ...] = ()
 

@@ -148,6 +148,8 @@ def why_not(case: Case, caps: Capabilities, contract: Contract) -> str | None:
         return "packed segments are not declared"
     if case.has("gradients") and "backward" not in caps.operations:
         return "backward is not declared"
+    if case.has("gradients") and case.front is not None and not caps.front_backward:
+        return "a backward through the front end is not declared"
     if case.beta in ("two", "up_to_two", "mixed") and not caps.beta_above_one:
         return "beta above 1 is not declared"
     if case.has("exact") and not caps.free_scale and math.log2(_nearest(case.K, caps.K)) % 2:

@@ -9,6 +9,7 @@
     values     scales, needles, states
     gradients  the hard cases again, for a backward
     front      a kernel's own front end: normalisation, gate and beta activations, from raw projections
+    front_gradients    a backward through that: of raw projections, A_log and dt_bias
 
 A case stays as long as it is alone in seeing some bug (`kimi-linear conformance score` lists those that are
 not). An id never changes its meaning.
@@ -20,7 +21,7 @@ from dataclasses import replace
 from typing import Any
 
 from .cases import Case
-from .front_cases import FRONT
+from .front_cases import FRONT, FRONT_GRADIENTS
 from .number_cases import GATE, GRADIENTS, INFINITE, KEY, STRENGTH, VALUE
 
 FLA_EMPTY = "FlashKDA #24"
@@ -145,7 +146,8 @@ PACKING[1] = replace(PACKING[1], flags=("quick",))
 CHUNK_OPTIONS = replace(SHAPE[8], id="shape.three_chunks", T="3C+2", links=(FLA_CHUNK_SIZE,), flags=("quick",))
 
 CASES: list[Case] = [
-    *EXACT, *SHAPE, CHUNK_OPTIONS, *PACKING, *GATE, INFINITE, *STRENGTH, *KEY, *VALUE, *GRADIENTS, *FRONT
+    *EXACT, *SHAPE, CHUNK_OPTIONS, *PACKING, *GATE, INFINITE, *STRENGTH, *KEY, *VALUE, *GRADIENTS, *FRONT,
+    *FRONT_GRADIENTS,
 ]  # fmt: skip
 
 

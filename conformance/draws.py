@@ -184,6 +184,7 @@ RATES: dict[str, Callable[[Draw, int], Array]] = {
     "gentle": lambda d, heads: -8.0 + d.uniform(heads),
     "mild": lambda d, heads: -3.0 + d.uniform(heads),
     "large": lambda d, heads: 10.0 + 2 * d.uniform(heads),
+    "high": lambda d, heads: np.full(heads, 80.0),
     "overflow": lambda d, heads: np.where(np.arange(heads) % 2 == 0, 90.0, 80.0),
 }
 

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from .adapter import Call, Capabilities, Contract
+from .by_autograd import gradients_of
 from .emulated_checks import REFUSES, HostChecks
 from .emulated_decode import POOL, DecodeSteps
 from .emulated_front import FRONT_ENDS
@@ -62,23 +63,18 @@ class Emulated(HostChecks, DecodeSteps):
             return {"o": self.decode(call)}
         if call.do is None:
             with torch.no_grad():
-                o, S = self.forward(call)
-            return {"o": o, "final_state": S}
+                return self.results(call)
         return self.backward(call)
+
+    def results(self, call: Call) -> Results:
+        o, S = self.forward(call)
+        return {"o": o, "final_state": S}
 
     def backward(self, call: Call) -> Results:
         """Gradients by autograd through the same steps, rounded where the forward rounds."""
-        assert call.do is not None
-        assert call.dht is not None
-        h0 = torch.zeros_like(call.dht) if call.initial_state is None else call.initial_state
-        leaves = [x.detach().clone().requires_grad_() for x in (call.q, call.k, call.v, call.g, call.beta, h0)]
-        fields = dict(zip(("q", "k", "v", "g", "beta", "initial_state"), leaves, strict=True))
-        o, S = self.forward(Call(**{**vars(call), **fields}))
-        cotangents = self.cotangents(call)
-        grads = torch.autograd.grad((o, S), leaves, cotangents, allow_unused=True)
-        filled = [torch.zeros_like(x) if dx is None else dx for x, dx in zip(leaves, grads, strict=True)]
-        names = ("dq", "dk", "dv", "dg", "dbeta", "dh0")
-        return self.host_gradients(dict(zip(names, filled, strict=True)), call)
+        do, dht = self.cotangents(call)
+        grads = gradients_of(replace(call, do=do, dht=dht), self.results)
+        return self.host_gradients(grads, call)
 
     def cotangents(self, call: Call) -> tuple[Tensor, Tensor]:
         assert call.do is not None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from .adapter import Adapter
+from .adapter import PARAMETER_GRADIENTS, Adapter
 from .bench import Bench
 from .gold import Results
 from .growth import Growth, fit_growth
@@ -199,7 +199,7 @@ def _result_rows(bench: Bench, problem: Problem) -> tuple[list[ResultRow], Resul
 def _ratio_map(rows: list[ResultRow], ratios: Results, problem: Problem, verdict: Verdict) -> RatioMap | None:
     """Of the first wrong result; of the one that the verdict names where none is over its limit."""
     wrong = next((row.name for row in rows if not row.ok), verdict.place.result if verdict.place else None)
-    if wrong is None or wrong not in ratios:
+    if wrong is None or wrong not in ratios or wrong in PARAMETER_GRADIENTS:
         return None
     ratio, limit = ratios[wrong], limit_of(wrong)
     found = RatioMap(wrong, limit, ratio, problem)

@@ -1,4 +1,4 @@
-"""Cases about a kernel's own front end: what it makes of raw projections.
+"""Cases about a kernel's own front end: what it makes of raw projections, and of their gradients.
 
 A raw 0 is no gate of 0, so a padded row has to be treated as such after the activation; eps stands inside the root;
 the rate multiplies the bias too in the bounded gate, which is no clamp of the softplus gate.
@@ -20,6 +20,7 @@ FLASHINFER_SPACE = "flashinfer #2490"
 FLA_HEADS = "flash-linear-attention #1115"
 MAMBA_PADDING = "mamba #368"
 BIT_SOFTPLUS = "1bit-MONSTER #628"
+FLASH_QLA = "FlashQLA #28"
 
 EFFECTS = {
     "l2norm": "keys of another length: each write is too weak or too strong",
@@ -28,6 +29,7 @@ EFFECTS = {
     "beta": "writes of another strength; benchmarks may not show it, log-probabilities do",
     "whole": "a model that was trained with another layer",
 }
+UNTRAINED = "rates, biases and projections train on noise, or not at all, while the output is right"
 
 
 def front(id: str, subject: str, comment: str, *links: str, quick: bool = False, **knobs: Any) -> Case:
@@ -89,4 +91,38 @@ FRONT = [
     front("whole_groups", "whole", "rates and biases of eight value heads a key head", FLA_HEADS, group=8, K=12),
     front("whole_packed", "whole", "packed segments: the raw rows of neighbours and of padding are not read as 0",
           lengths=("C/2+3", 0, 1, 9), past_end=3, quick=True),
+]  # fmt: skip
+
+
+def backward(id: str, subject: str, comment: str, *links: str, quick: bool = False, **knobs: Any) -> Case:
+    """A case about a backward through one step of a front end, or the whole."""
+    flags = ("gradients", "quick") if quick else ("gradients",)
+    flags = ("beyond_fp16", *flags) if knobs.pop("beyond_fp16", False) else flags
+    knobs = {"T": "C/4+5", "K": 20, "V": 9, "queries": "raw", "keys": "raw", **knobs}
+    return Case(f"front_gradients.{id}", "front_gradients", comment, UNTRAINED, links, flags, front=subject, **knobs)
+
+
+FRONT_GRADIENTS = [
+    backward("softplus", "softplus", "rates and biases as models have them, summed over a batch", FLASH_QLA, B=3),
+    backward("bounded", "bounded", "rates and biases as models have them, summed over a batch", FLASH_QLA, B=3),
+    backward("softplus_sweep", "softplus", "raw gates from -8 to 8: both ends of a softplus's slope", raw_gate="wide",
+             rates="mild"),
+    backward("bounded_sweep", "bounded", "raw gates from -8 to 8: a slope that comes and goes", raw_gate="wide",
+             rates="mild"),
+    backward("softplus_high_rate", "softplus", "exp(80) times a slope of nearly 0", FLA_RATE, raw_gate="underflow",
+             rates="high", bias="zero", group=4),
+    backward("beta", "beta", "logits as models have them"),
+    backward("beta_extreme", "beta", "logits of -20, 0 and 20: a slope of 2e-9 is not 0", logits="extreme"),
+    backward("l2norm", "l2norm", "q and k of any length: what points along them has no gradient"),
+    backward("l2norm_tiny", "l2norm", "q and k of length 1e-3: with eps in it, what points along them has one",
+             keys="tiny", queries="tiny"),
+    backward("l2norm_unequal", "l2norm", "lengths from 0 to 100 beside each other", keys="unequal", queries="unequal",
+             beyond_fp16=True),
+    backward("whole", "whole", "all steps at once, over more than a chunk", T="C+7", K=12, bias="low"),
+    backward("whole_batch", "whole", "all steps at once, in a batch of two", quick=True, B=2, group=4, bias="low"),
+    backward("whole_groups", "whole", "eight value heads a key head, and an odd number of channels", FLA_HEADS,
+             H=2, group=8, K=7, V=3, bias="low"),
+    backward("whole_packed", "whole", "packed segments: no rate learns from their neighbours or from padding",
+             FLA_RATE, bias="low", lengths=("C/4+3", 0, 1, 9), past_end=3),
+    backward("whole_state", "whole", "only the final state has a gradient", cotangents="state", bias="low"),
 ]  # fmt: skip

@@ -29,8 +29,9 @@ from ..reference.chunked.stages import chunk_output, key_products, state_pass, w
 from ..reference.naive import kda_step, recurrent_kda, recurrent_kda_backward
 from ..reference.naive.recurrent import segments
 from ..reference.operands import Operands, prepare, zero_rows_after
-from .adapter import GRADIENTS, STAGES, Contract
+from .adapter import GRADIENTS, PARAMETER_GRADIENTS, STAGES, Contract
 from .envelope import Rounding, rms
+from .front_gradients import errors_of_tokens_added, through_front_end
 from .limits import FLOOR, PRICE_SAMPLES, SAMPLES
 from .precision import DTYPES, moved_grid, roundoff, to_format
 from .problem import Inputs, Problem
@@ -77,7 +78,7 @@ def _truth(key: Any, problem: _ByKey) -> Results:
         results: Results = {"o": o, "final_state": S} if S is not None else {}
         if x.judge.do is not None:
             grads = recurrent_kda_backward(*x.inputs(), do=x.judge.do, dht=x.judge.dht, **x.options())
-            results |= dict(zip(GRADIENTS, grads, strict=True))
+            results |= through_front_end(x.raw, dict(zip(GRADIENTS, grads, strict=True)))
     return results
 
 
@@ -86,7 +87,11 @@ def _envelopes(key: Any, problem: _ByKey, recurrence_alone: bool) -> Results:
     x, truth = problem.it, truth_of(problem.it)
     form = rounded_recurrence if recurrence_alone or x.contract.chunk_size is None else rounded_chunks
     runs = [form(x, seed) for seed in range(PRICE_SAMPLES if recurrence_alone else SAMPLES)]
-    return {name: row_envelope(truth[name], [run[name] for run in runs], name, x.contract) for name in truth}
+    bounds = {name: row_envelope(truth[name], [run[name] for run in runs], name, x.contract) for name in truth}
+    if x.raw is not None and "dA_log" in truth:
+        added = errors_of_tokens_added(x.raw, torch.stack([run["dg"] - truth["dg"] for run in runs]))
+        bounds |= {name: torch.maximum(bounds[name], most) for name, most in added.items()}
+    return bounds
 
 
 class _ByKey:
@@ -120,13 +125,14 @@ def row_envelope(exact: Tensor, samples: list[Tensor], name: str, contract: Cont
     spread = torch.stack([rms(sample - exact) for sample in samples]).amax(0)
     if name == "dbeta":
         spread = _over_neighbours(spread)
-    u = roundoff(contract.accumulate if name in ("final_state", "dh0", "dg", "dbeta") else contract.io)
+    in_sums = ("final_state", "dh0", "dg", "dbeta", *PARAMETER_GRADIENTS)
+    u = roundoff(contract.accumulate if name in in_sums else contract.io)
     return spread + u * rms(exact) + FLOOR * exact.abs().amax()
 
 
 def rows_of(x: Tensor, name: str) -> Tensor:
-    """A result as rows of channels: dbeta has one number a row."""
-    return x[..., None] if name == "dbeta" else x
+    """A result as rows of channels: dbeta and dA_log have one number a row."""
+    return x[..., None] if name in ("dbeta", "dA_log") else x
 
 
 def _over_neighbours(spread: Tensor) -> Tensor:
@@ -222,33 +228,42 @@ def _rounded_differences(g: Tensor, rounding: ContractRounding) -> Tensor:
     return torch.cat([first, rest], -2).clamp(max=0.0)
 
 
-def rounded_inputs(x: Problem, rounding: ContractRounding) -> Inputs:
-    """q, k, v, g, beta; where a front end inside makes them, with the roundings of its steps."""
+def rounded_inputs(x: Problem, rounding: ContractRounding, given: Results) -> Inputs:
+    """q, k, v, g, beta of what is given; where a front end inside makes them, with the roundings of its steps."""
     if x.raw is None:
-        return x.inputs()
-    q, k, g, beta = x.raw()
-    if x.raw.front_end.l2norm_eps is not None:
+        return given["dq"], given["dk"], given["dv"], given["dg"], given["dbeta"]
+    form, (q, k, g, beta) = x.raw.form, x.raw.holding(given)()
+    if form.l2norm_eps is not None:
         q, k = (rounding.stored(y, x.contract.operand) for y in (q, k))
-    if x.raw.front_end.gate is not None:
+    if form.gate is not None:
         g = rounding.to(g, x.contract.activation)
-    if x.raw.front_end.beta is not None:
+    if form.beta is not None:
         beta = rounding.to(beta, x.contract.activation)
-    return q, k, x.judge.v, g, beta
+    return q, k, given["dv"], g, beta
+
+
+def given_to(x: Problem) -> Results:
+    """What the kernel is given, in fp64, by the names of gradients; a state of zeros where there is none."""
+    own = dict(zip(("dq", "dk", "dv", "dg", "dbeta"), x.inputs(), strict=True))
+    own |= {} if x.judge.dht is None else {"dh0": torch.zeros_like(x.judge.dht)}
+    own |= {} if x.judge.h0 is None else {"dh0": x.judge.h0}
+    return own if x.raw is None else {**own, **x.raw.by_gradient()}
 
 
 def _run(x: Problem, rounding: ContractRounding, forward: Callable[[Operands], tuple[Tensor, Tensor]]) -> Results:
     if x.judge.do is None:
         with torch.no_grad(), rounding:
-            o, S = forward(prepare(*rounded_inputs(x, rounding), **x.options()))
+            o, S = forward(prepare(*rounded_inputs(x, rounding, given_to(x)), **x.options()))
         return {"o": o, "final_state": S}
     assert x.judge.dht is not None
-    h0 = torch.zeros_like(x.judge.dht) if x.judge.h0 is None else x.judge.h0
-    leaves = [y.clone().requires_grad_() for y in (*x.inputs(), h0)]
+    leaves = {name: y.clone().requires_grad_() for name, y in given_to(x).items()}
     with rounding:
-        o, S = forward(prepare(*leaves[:5], **{**x.options(), "initial_state": leaves[5]}))
-        grads = torch.autograd.grad((o, S), leaves, (x.judge.do, x.judge.dht), allow_unused=True)
-    filled = [torch.zeros_like(y) if dy is None else dy for y, dy in zip(leaves, grads, strict=True)]
-    return {"o": o.detach(), "final_state": S.detach(), **dict(zip(GRADIENTS, filled, strict=True))}
+        inputs = rounded_inputs(x, rounding, leaves)
+        o, S = forward(prepare(*inputs, **{**x.options(), "initial_state": leaves["dh0"]}))
+        found = torch.autograd.grad((o, S), list(leaves.values()), (x.judge.do, x.judge.dht), allow_unused=True)
+    pairs = zip(leaves.items(), found, strict=True)
+    grads = {name: torch.zeros_like(y) if dy is None else dy for (name, y), dy in pairs}
+    return {"o": o.detach(), "final_state": S.detach(), **grads}
 
 
 def stage_truth(x: Problem) -> tuple[Results, Results]:
@@ -272,5 +287,6 @@ def _by_token(stages: ChunkStages) -> Results:
 
 
 def _key(x: Problem) -> tuple[Any, ...]:
-    sums = tuple(float(y.sum()) for y in (*x.inputs(), *(z for z in (x.judge.h0, x.judge.do) if z is not None)))
+    raw = () if x.raw is None else x.raw.by_gradient().values()
+    sums = tuple(float(y.sum()) for y in (*x.inputs(), *(z for z in (x.judge.h0, x.judge.do) if z is not None), *raw))
     return (*x.key, sums, x.judge.scale)

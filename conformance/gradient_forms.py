@@ -13,7 +13,7 @@ from torch import Tensor
 from .adapter import GRADIENTS
 from .bench import Bench, changed, tokens
 from .cases import Case, Tensors
-from .closed_forms import CLOSED_FORMS, closed_form
+from .closed_forms import closed_form
 from .draws import Draw
 from .gold import Results, envelopes_of, rows_of
 from .guard import guarded_run
@@ -21,7 +21,6 @@ from .limits import GRADIENT_RATIO
 from .problem import Problem
 from .verdict import Verdict, judge_by_ratio
 
-__all__ = ["CLOSED_FORMS"]
 DIRECTIONS = 3
 
 

@@ -18,7 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .adapter import GRADIENTS, Adapter, Call, Capabilities
+from .adapter import GRADIENTS, PARAMETER_GRADIENTS, Adapter, Call, Capabilities
 from .arrays import as_asked, as_tensor
 from .gold import Results
 from .limits import CASE_SECONDS
@@ -69,7 +69,10 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 def wanted(problem: Problem) -> frozenset[str]:
     """The results that a case asks for."""
-    return frozenset(GRADIENTS) if problem.case.has("gradients") else frozenset(("o", "final_state"))
+    if not problem.case.has("gradients"):
+        return frozenset(("o", "final_state"))
+    front = problem.call.front
+    return frozenset(GRADIENTS if front is None or front.gate is None else (*GRADIENTS, *PARAMETER_GRADIENTS))
 
 
 def guarded_run(

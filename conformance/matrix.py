@@ -32,6 +32,7 @@ FAMILIES = {
     "keys": "keys",
     "values": "values and states",
     "front": "front end inside",
+    "front_gradients": "gradients through the front end",
     "decode": "decoding on a pool",
     "gradients": "gradients",
     "agreement": "agreement of contracts and operations",

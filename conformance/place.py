@@ -7,11 +7,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .adapter import PARAMETER_GRADIENTS
 from .growth import fit_growth
 from .problem import Problem
 from .spread import Grid, channels_in_words, grid_of, heads_in_words, in_words, indices, tokens_in_words
 
-PER_TOKEN = ("o", "dq", "dk", "dv", "dg", "dbeta")  # rows [B, T, heads]; the others are [N, heads, K]
+PER_TOKEN = (
+    "o",
+    "dq",
+    "dk",
+    "dv",
+    "dg",
+    "dbeta",
+)  # rows [B, T, heads]; of states [N, heads, K], of parameters [heads]
 FROM_THE_END = ("dk", "dv", "dg", "dbeta")  # a backward walks from the last token to the first
 SUBCHUNK = 16  # rows of a chunk that most kernels treat as one block
 
@@ -20,7 +28,7 @@ SUBCHUNK = 16  # rows of a chunk that most kernels treat as one block
 class Place:
     """The first bad row of a result, where else it is bad, and how the error goes on.
 
-    index         batch item, token and head; or segment, head and key channel of a state
+    index         batch item, token and head; segment, head and key channel of a state; head of a parameter
     segment, token_of_segment, chunk, row, subchunk     of that token; None where there is none
     ratio         of the worst row; ratio_before: the worst row before the first bad one
     heads, segments     that have bad rows; a segment of a batch is a batch item
@@ -47,6 +55,8 @@ class Place:
     growth: str = ""
 
     def __str__(self) -> str:
+        if self.result in PARAMETER_GRADIENTS:
+            return f"first bad row of {self.result}: head {self.index[0]}"
         if self.result not in PER_TOKEN:
             n, head, channel = self.index
             return f"first bad row of {self.result}: segment {n}, head {head}, key channel {channel}"
@@ -74,10 +84,16 @@ def locate(ratio: Tensor, name: str, limit: float, problem: Problem, by_channel:
     """
     ratio = torch.where(ratio.isnan(), torch.zeros_like(ratio), ratio)
     bad = ratio > limit
-    find = _place_of_token if name in PER_TOKEN else _place_in_state
-    place = find(ratio, bad, name, limit, problem)
+    places = {**dict.fromkeys(PER_TOKEN, _place_of_token), **dict.fromkeys(PARAMETER_GRADIENTS, _place_of_parameter)}
+    place = places.get(name, _place_in_state)(ratio, bad, name, limit, problem)
     words = () if by_channel is None else channels_in_words(by_channel[bad], limit, name)
     return Place(**{**vars(place), "spread": (*place.spread, *words)})
+
+
+def _place_of_parameter(ratio: Tensor, bad: Tensor, name: str, limit: float, problem: Problem) -> Place:
+    heads = indices(bad)
+    words = (heads_in_words(heads, bad.numel(), problem.case.group),)
+    return Place(name, (heads[0],), ratio.max().item(), len(heads), bad.numel(), tuple(heads), spread=words)
 
 
 def _place_in_state(ratio: Tensor, bad: Tensor, name: str, limit: float, problem: Problem) -> Place:

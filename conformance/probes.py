@@ -109,8 +109,8 @@ def state_in_bf16(problem: Problem) -> Results:
 def eps_outside(problem: Problem) -> Results:
     """q and k over |x| + eps, where sqrt(|x|^2 + eps) is meant: the length that the inputs of this probe have."""
     assert problem.raw is not None
-    raw_q, raw_k = problem.raw.inputs[:2]
-    q, k = (x / (x.norm(dim=-1, keepdim=True) + problem.raw.front_end.l2norm_eps) for x in (raw_q, raw_k))
+    raw_q, raw_k = problem.raw.q, problem.raw.k
+    q, k = (x / (x.norm(dim=-1, keepdim=True) + problem.raw.form.l2norm_eps) for x in (raw_q, raw_k))
     return results_of(problem, q=q, k=k)
 
 

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..reference.front_end import FrontEnd
 from .adapter import Call, front_end_of
 from .capabilities import Capabilities, Contract, FrontForm
 from .cases import Case, Raw, Tensors, fitted, suitable_fronts, tensors_of
@@ -27,13 +26,27 @@ Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 class RawInputs(NamedTuple):
-    """A front end in fp64, and the q, k, g, beta that it gets."""
+    """What a front end gets, in fp64; called, it gives q, k, g, beta of the recurrence."""
 
-    front_end: FrontEnd
-    inputs: tuple[Tensor, Tensor, Tensor, Tensor]
+    form: FrontForm
+    q: Tensor
+    k: Tensor
+    g: Tensor
+    beta: Tensor
+    A_log: Tensor | None
+    dt_bias: Tensor | None
 
     def __call__(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        return self.front_end(*self.inputs)
+        return front_end_of(self.form, self.A_log, self.dt_bias)(self.q, self.k, self.g, self.beta)
+
+    def by_gradient(self) -> dict[str, Tensor]:
+        """Every tensor by the name of its gradient."""
+        return {f"d{name}": x for name, x in self._asdict().items() if isinstance(x, Tensor)}
+
+    def holding(self, given: dict[str, Tensor]) -> RawInputs:
+        """The same with tensors replaced, by the names of their gradients."""
+        fields = {name[1:]: x for name, x in given.items() if name in self.by_gradient()}
+        return self._replace(**fields)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -81,7 +94,7 @@ def problem_of(
     raw = None
     if call.front is not None:
         A_log, dt_bias = (None if y is None else y.double() for y in (call.A_log, call.dt_bias))
-        raw = RawInputs(front_end_of(call.front, A_log, dt_bias), (q, k, g, beta))
+        raw = RawInputs(call.front, q, k, g, beta, A_log, dt_bias)
         q, k, g, beta = raw()
     wide = _wide(contract)
     judge = replace(
@@ -144,7 +157,8 @@ def result_shapes(problem: Problem, caps: Capabilities) -> dict[str, tuple[int, 
     N = B if x.offsets is None else len(x.offsets) - 1
     state = (N, HV, K, V) if caps.state_layout == "KV" else (N, HV, V, K)
     per_token = {"o": x.v.shape, "dq": x.q.shape, "dk": x.q.shape, "dv": x.v.shape, "dg": x.g.shape}
-    return {**per_token, "dbeta": (B, T, HV), "final_state": state, "dh0": state}
+    states = {"final_state": state, "dh0": state}
+    return {**per_token, "dbeta": (B, T, HV), **states, "dA_log": (HV,), "ddt_bias": (HV, K)}
 
 
 def _wide(contract: Contract) -> torch.dtype:

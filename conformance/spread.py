@@ -124,7 +124,7 @@ def channels_in_words(errors: Tensor, limit: float, name: str) -> tuple[str, ...
     found = indices(~(size <= max(limit, 1.0) / 2))
     words = in_words(found, D, "channel") if found else ""
     told = D > 1 and len(found) < D and ("alone" in words or " to " in words or words.startswith("every"))
-    kind = "key " if name in ("dq", "dk", "dg") else "value "
+    kind = "key " if name in ("dq", "dk", "dg", "ddt_bias") else "value "
     return (words.replace("channel", kind + "channel"),) if told else ()
 
 

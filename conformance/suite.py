@@ -10,13 +10,22 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from . import agreement, cases, decode, memory_relations, packed_relations, refusals, relations
+from . import (
+    agreement,
+    cases,
+    decode,
+    front_forms,
+    gradient_forms,
+    memory_relations,
+    packed_relations,
+    refusals,
+    relations,
+)
 from .adapter import Adapter, BadAdapterError, checked_capabilities
 from .bench import BASE, Bench, RelationBroken
 from .cases import Case
 from .catalogue import subset
-from .closed_forms import ClosedForm
-from .gradient_forms import CLOSED_FORMS
+from .closed_forms import CLOSED_FORMS, ClosedForm
 from .guard import KernelFailure, guarded_run, runs_the_reference
 from .integers import integer_truth
 from .limits import CASE_SECONDS
@@ -36,6 +45,7 @@ RELATION_MODULES = (
     decode,
     refusals,
 )  # each adds to RELATIONS
+CLOSED_FORM_MODULES = (gradient_forms, front_forms)  # each adds to CLOSED_FORMS
 
 
 @dataclass(frozen=True)
@@ -135,12 +145,18 @@ def run_suite(
 
 def waived(verdict: Verdict, waivers: dict[str, str]) -> Verdict:
     """A failure that a waiver names is waived; a waiver of something that passes is a failure itself."""
-    reason = waivers.get(verdict.id)
+    reason = next((reason for name, reason in waivers.items() if _names(name, verdict)), None)
     if reason is None or verdict.status not in ("pass", "fail"):
         return verdict
     if verdict.failed:
         return replace(verdict, status="waived", reason=f"{reason} ({verdict.reason})")
     return replace(verdict, status="fail", reason=f"passes, though a waiver says: {reason}. Remove the waiver")
+
+
+def _names(waiver: str, verdict: Verdict) -> bool:
+    """Whether a waiver, "CHECK" or "CHECK @ CONTRACT", is about this check under this contract."""
+    id, _, contract = waiver.partition(" @ ")
+    return id == verdict.id and str(verdict.contract).startswith(contract)
 
 
 def checked_identity(adapter: Adapter, bench: Bench) -> str:

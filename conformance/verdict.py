@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .adapter import GRADIENTS, Contract
+from .adapter import GRADIENTS, PARAMETER_GRADIENTS, Contract
 from .envelope import error_ratio
 from .gold import Results, envelopes_of, rows_of, truth_of
 from .limits import FORWARD_RATIO, GRADIENT_RATIO, word_for
@@ -15,7 +15,7 @@ from .place import PER_TOKEN, Place, locate
 from .problem import Problem
 
 # In the order in which a kernel computes them: the first wrong one is the nearest to the fault
-DERIVED = ("o", "final_state", "dq", "dv", "dbeta", "dk", "dg", "dh0")
+DERIVED = ("o", "final_state", "dq", "dv", "dbeta", "dk", "dg", "dh0", "ddt_bias", "dA_log")
 
 
 @dataclass
@@ -52,7 +52,7 @@ def summary_line(verdict: Verdict) -> str:
 
 def limit_of(name: str) -> float:
     """The limit of a result's ratio."""
-    return GRADIENT_RATIO if name in GRADIENTS else FORWARD_RATIO
+    return GRADIENT_RATIO if name in (*GRADIENTS, *PARAMETER_GRADIENTS) else FORWARD_RATIO
 
 
 def row_ratios(results: Results, problem: Problem) -> Results:

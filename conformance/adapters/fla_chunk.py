@@ -6,6 +6,7 @@ The second is for gates from -5 up. Backward by autograd. Needs fla-core and fla
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
+from kimi_linear.conformance.by_autograd import gradients_of
 from kimi_linear.conformance.on_device import run_on
 
 
@@ -33,7 +35,7 @@ class Chunk:
         return f"fla {version('fla-core')}, chunk_kda safe_gate={self.safe}, {torch.cuda.get_device_name()}"
 
     def run(self, call: Call, want: frozenset[str]) -> dict[str, Tensor]:
-        return run_on("cuda", call, self.forward if call.do is None else self.backward)
+        return run_on("cuda", call, self.forward if call.do is None else partial(gradients_of, forward=self.forward))
 
     def forward(self, call: Call) -> dict[str, Tensor]:
         from fla.ops.kda import chunk_kda
@@ -46,13 +48,6 @@ class Chunk:
             options |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": self.safe}
         o, state = chunk_kda(*call.inputs(), **options, output_final_state=True)
         return {"o": o, "final_state": state}
-
-    def backward(self, call: Call) -> dict[str, Tensor]:
-        names = {"dq": "q", "dk": "k", "dv": "v", "dg": "g", "dbeta": "beta", "dh0": "initial_state"}
-        given = {gradient: getattr(call, name).requires_grad_() for gradient, name in names.items()}
-        outputs = self.forward(call)
-        grads = torch.autograd.grad(tuple(outputs.values()), tuple(given.values()), (call.do, call.dht))
-        return dict(zip(given, grads, strict=True))
 
 
 any_gate, safe_gate = Chunk(safe=False), Chunk(safe=True)

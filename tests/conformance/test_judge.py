@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from kimi_linear.conformance.adapter import Capabilities, load_adapter
+from kimi_linear.conformance.adapter import Capabilities, Contract, load_adapter
 from kimi_linear.conformance.bench import Bench
 from kimi_linear.conformance.cases import why_not
 from kimi_linear.conformance.catalogue import CASES, by_id
@@ -153,6 +153,9 @@ def test_a_waiver_excuses_a_failure_and_shouts_when_it_is_not_needed():
     passed = Verdict("x", "ratio", "pass")
     assert waived(failed, {"x": "known"}).status == "waived"
     assert waived(failed, {"y": "other"}).failed
+    of_64 = dataclasses.replace(failed, contract=Contract(chunk_size=64))
+    assert waived(of_64, {"x @ chunk 32": "known"}).failed
+    assert waived(of_64, {"x @ chunk 32": "known", "x @ chunk 64": "known"}).status == "waived"
     loud = waived(passed, {"x": "known"})
     assert loud.failed
     assert "Remove the waiver" in loud.reason
