@@ -1,18 +1,22 @@
 """Known bugs of KDA kernels, each an emulated kernel with one step replaced."""
 
-from . import delta, front, front_gradients, gates, gradients, host, serving, state
+from . import (
+    decode,
+    delta,
+    front,
+    front_gradients,
+    gates,
+    gradients,
+    host,
+    inverse,
+    memory,
+    refusal,
+    state,
+    strength,
+)
 from .registry import MUTANTS, Mutant, build
 
-__all__ = [
-    "MUTANTS",
-    "Mutant",
-    "build",
-    "delta",
-    "front",
-    "front_gradients",
-    "gates",
-    "gradients",
-    "host",
-    "serving",
-    "state",
-]
+# Each adds to MUTANTS.
+FILES = (decode, delta, front, front_gradients, gates, gradients, host, inverse, memory, refusal, state, strength)
+
+__all__ = ["FILES", "MUTANTS", "Mutant", "build"]

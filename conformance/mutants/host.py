@@ -1,4 +1,4 @@
-"""Bugs of the host side: segments, heads, tiles, memory, repetition."""
+"""Bugs of the host side: segments, heads, tiles, caches, races, contracts."""
 
 # mypy: disable-error-code="no-untyped-def, override"
 
@@ -8,7 +8,6 @@ from functools import cached_property
 
 import torch
 
-from ..adapter import Call
 from ..emulated import Emulated
 from ..precision import to_format
 from .registry import mutant
@@ -119,58 +118,6 @@ class ChunkTable(Emulated):
     def segment(self, rows, S):
         o, after = super().segment(rows, S)
         return torch.cat([o[:, :64], 0 * o[:, 64:]], 1), after
-
-
-@mutant("memory", "strides are ignored")
-class StridesIgnored(Emulated):
-    def run(self, call, want):
-        flat = {
-            name: torch.as_strided(x, x.shape, torch.empty(x.shape, device="meta").stride(), x.storage_offset())
-            for name, x in call.tensors().items()
-            if x.is_floating_point() and x.numel()
-        }
-        return super().run(Call(**{**vars(call), **flat}), want)
-
-
-@mutant(
-    "memory",
-    "the output is new memory whose rows past the end are never written",
-    link="flash-linear-attention-npu #266",
-)
-class OutputUnwritten(Emulated):
-    def allocate(self, v):
-        return torch.empty_like(v)
-
-    def write_rows(self, o, o_n, b, start, end):
-        return (
-            torch.cat([o[:, :start], o_n.transpose(0, 1)[None], o[:, end:]], 1)
-            if len(o) == 1
-            else super().write_rows(o, o_n, b, start, end)
-        )
-
-
-@mutant("memory", "the queries are scaled in place")
-class QueriesOverwritten(Emulated):
-    def scale_queries(self, q, call, v):
-        if not call.q.requires_grad:
-            call.q.mul_(call.scale)
-        return super().scale_queries(q, call, v)
-
-
-@mutant("memory", "the state is updated in place and returned", link="sglang #29472")
-class StateInPlace(Emulated):
-    def run(self, call, want):
-        results = super().run(call, want)
-        if call.do is None and call.initial_state is not None:
-            results["final_state"] = call.initial_state.copy_(results["final_state"])
-        return results
-
-
-@mutant("memory", "a mask that multiplies: 0 * NaN of a neighbour")
-class MaskMultiplies(Emulated):
-    def heads(self, call):
-        q, k, v, g, beta = super().heads(call)
-        return q, k, v + 0 * v.sum(dim=(0, 1), keepdim=True), g, beta
 
 
 @mutant(

@@ -10,9 +10,10 @@ The class's name is the mutant's; `on` names the kernel that it is planted in.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ..adapter import Contract
+from ..adapter import Call, Contract
 from ..emulated import Emulated
 from ..panel import chunk_kernel
 
@@ -55,3 +56,8 @@ def build(mutant: Mutant, contract: Contract | None = None) -> Emulated:
     base = BASES[mutant.on]()
     kind = type(mutant.name, (mutant.mixin, type(base)), {})
     return kind(contract or base.contract, base.rebased, f"emulated kernel with {mutant.name}")
+
+
+def changed(call: Call, **fields: Any) -> Call:
+    """The call with some fields replaced."""
+    return replace(call, **fields)

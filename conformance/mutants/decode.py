@@ -1,4 +1,4 @@
-"""Bugs of decoding from a pool, of unchecked input, and of memory that is not as simple as expected."""
+"""Bugs of decoding from a pool."""
 
 # mypy: disable-error-code="no-untyped-def, override"
 
@@ -6,17 +6,12 @@ from __future__ import annotations
 
 import torch
 
-from ..adapter import Call
 from ..emulated import Emulated
 from ..precision import to_format
-from .registry import mutant
+from .registry import changed, mutant
 
 WRAP = "flashinfer #5042"
 DRAFTS = "sglang #29472"
-
-
-def changed(call, **tensors):
-    return Call(**{**vars(call), **tensors})
 
 
 @mutant("decode", "padding of index -1 is the pool's last slot", link=WRAP)
@@ -167,124 +162,3 @@ class DecodeSigmoidTwice(Emulated):
 class DecodeUnscaled(Emulated):
     def decode(self, call):
         return super().decode(changed(call, scale=1.0))
-
-
-@mutant("refusal", "shapes are not checked")
-class ShapesUnchecked(Emulated):
-    def check_shape(self, name, got, wanted):
-        if name == "k" and got != wanted:
-            super().check_shape(name, got, wanted)
-
-    def heads(self, call):
-        g = call.g if call.g.dim() == 4 else call.g[..., None].expand(*call.g.shape, call.q.shape[-1])
-        T, HV = min(call.q.shape[1], call.v.shape[1]), min(call.v.shape[2], call.beta.shape[2])
-        rows = {"v": call.v[:, :T, :HV], "g": g[:, :T, :HV], "beta": call.beta[:, :T, :HV]}
-        rows |= {"q": call.q[:, :T], "k": call.k[:, :T]}
-        return super().heads(changed(call, **rows))
-
-
-@mutant("refusal", "the number of value heads is not checked")
-class GroupsUnchecked(Emulated):
-    def check_groups(self, call):
-        pass
-
-
-@mutant("refusal", "formats are not checked", link="cudnn-frontend #596")
-class DtypesUnchecked(Emulated):
-    def check_dtypes(self, call):
-        pass
-
-
-@mutant("refusal", "a positive gate is clamped")
-class GateUnchecked(Emulated):
-    def check_gate(self, call):
-        pass
-
-    def gate(self, g):
-        return g.clamp(max=0)
-
-
-@mutant("refusal", "cu_seqlens is not checked")
-class OffsetsUnchecked(Emulated):
-    def check_packed(self, offsets, B, T):
-        pass
-
-    def segments(self, call):
-        T = call.q.shape[1]
-        return [(b, min(start, T), min(max(start, end), T)) for b, start, end in super().segments(call)]
-
-
-@mutant("refusal", "cu_seqlens is checked by an error that does not name it")
-class OffsetsUnnamed(Emulated):
-    def check_packed(self, offsets, B, T):
-        try:
-            super().check_packed(offsets, B, T)
-        except ValueError:
-            raise ValueError("invalid configuration") from None
-
-
-@mutant("refusal", "the number of initial states is not checked")
-class StatesUnchecked(Emulated):
-    def check_state(self, call):
-        pass
-
-    def initial_state(self, call, v, n, states):
-        if call.initial_state is None:
-            return super().initial_state(call, v, n, states)
-        return call.initial_state[min(n, len(call.initial_state) - 1)].float()
-
-
-@mutant("refusal", "the number of slots is not checked")
-class SlotsUnchecked(Emulated):
-    def check_slots(self, call):
-        pass
-
-
-@mutant("memory", "an input is read from the beginning of its memory")
-class OffsetIgnored(Emulated):
-    def run(self, call, want):
-        moved = {
-            name: torch.as_strided(x, x.shape, x.stride(), 0)
-            for name, x in call.tensors().items()
-            if x.is_floating_point() and x.is_contiguous() and x.numel()
-        }
-        return super().run(changed(call, **moved), want)
-
-
-@mutant("memory", "strides in 32 bits", link="flash-linear-attention #1080")
-class StridesIn32Bits(Emulated):
-    def run(self, call, want):
-        if any(max(x.stride(), default=0) >= 2**31 for x in call.tensors().values()):
-            call = changed(call, q=torch.zeros_like(call.q))
-        return super().run(call, want)
-
-
-@mutant("memory", "the row of a token is as long as its channels")
-class RowsDense(Emulated):
-    def run(self, call, want):
-        dense = {}
-        for name in ("q", "k", "v"):
-            x = getattr(call, name)
-            strides = (x.stride(0), x.shape[2] * x.shape[3], *x.stride()[2:])
-            dense[name] = x if x.is_contiguous() or not x.numel() else torch.as_strided(x, x.shape, strides)
-        return super().run(changed(call, **dense), want)
-
-
-@mutant("memory", "a stride of 0 is taken for 1")
-class ZeroStride(Emulated):
-    def run(self, call, want):
-        if call.beta.numel() > 1 and not any(call.beta.stride()):
-            call = changed(call, beta=call.beta * (torch.arange(call.beta.shape[1]) == 0)[:, None])
-        return super().run(call, want)
-
-
-@mutant("memory", "the output is added to what new memory holds")
-class OutputAccumulated(Emulated):
-    def allocate(self, v):
-        used = torch.empty_like(v)
-        return torch.where(used.isfinite() & (used.abs() < 2.0**90), torch.zeros_like(v), used)
-
-    def write_rows(self, o, o_n, b, start, end):
-        kept = o.clone()
-        kept[b, start:end] += o_n.transpose(0, 1)
-        return kept
