@@ -35,6 +35,7 @@ STAYS = {  # why a family stays that is alone in seeing no planted bug
     "decode": "A pool of states, drafts and padding belong to no other family.",
     "exact": "Integers leave no tolerance to hide in, and say which element is wrong.",
     "front": "A kernel's own activations belong to no other family.",
+    "front_gradients": "A backward through the front end belongs to no other family.",
     "gate": "Exact cases see the same bugs first, but a kernel that takes no gate but its own activation's has no "
     "exact cases. Here each kind of gate has a name, so that the report says which one breaks.",
     "gradients": "A backward belongs to no other family but the identities of `limits`.",
