@@ -23,8 +23,11 @@ test-gpu:
 	set -o pipefail; $(PYTHON) -m pytest -p no:benchmark tests/triton tests/gpu 2>&1 | tee test-gpu.log
 
 # The GPU's columns of docs/conformance-matrix.md, with such a Python too, and with fla in it for fla's columns.
+# Compiling takes most of the time: WORKERS as many as there are cores. What MINUTES do not suffice for is not run.
+MINUTES ?= 240
+RECORDS ?= benchmarks/results/conformance
 conformance-gpu:
-	$(PYTHON) benchmarks/conformance_runs.py cuda --workers $(WORKERS)
+	$(PYTHON) benchmarks/conformance_runs.py cuda --workers $(WORKERS) --minutes $(MINUTES) --out $(RECORDS)
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -4,20 +4,18 @@
     python benchmarks/conformance_runs.py cuda [NAME ..]     the GPU's columns
     kimi-linear conformance matrix                           write the document from the records
 
-Each run is a process of its own, with this Python or, for fla's columns, with --fla-python: on a CPU fla must not be
-installed beside transformers. A run goes on where one of the same day was interrupted. Where a kernel cannot be
-judged, such as FlashKDA where it is not installed, the reason is recorded.
+The checks of all columns are spread over --workers processes (`kimi_linear.conformance.shards`), with this Python or,
+for fla's columns, with --fla-python: on a CPU fla must not be installed beside transformers. After --minutes the run
+stops, and the records say what was not run. With --keep, a run goes on where one of the same day was interrupted.
+Where a kernel cannot be judged, such as FlashKDA where it is not installed, the reason is recorded.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,11 +23,16 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from kimi_linear.conformance.matrix import ADAPTERS, COLUMNS, Column, dump, recorded
+from kimi_linear.conformance.limits import CASE_SECONDS
+from kimi_linear.conformance.matrix import ADAPTERS, COLUMNS, Column, dump, recorded, without_folders
+from kimi_linear.conformance.shards import Job, Judged, judge_jobs
+from kimi_linear.conformance.waivers import read_waivers
 
 FOLDER = Path(__file__).parent / "results" / "conformance"
-COMMAND = "from kimi_linear.cli.main import app; app()"
 WAIVERS = Path(__file__).parent.parent / "conformance" / "adapters"
+GPU_SECONDS = 2 * CASE_SECONDS  # of a case: on a GPU its first call compiles, while others do
+FLA_CONFIGS = 2  # of each kernel, for the autotuner: it would take minutes for each new shape
+TODAY = datetime.now(UTC).date().isoformat()
 
 
 def machine(device: str) -> str:
@@ -39,57 +42,66 @@ def machine(device: str) -> str:
     return f"{os.cpu_count()} CPU cores, {platform.machine()}, torch {torch.__version__}"
 
 
-def run(column: Column, python: str, keep: Path) -> dict[str, Any]:
-    """Judge one kernel; a record with the verdicts, or with the problem."""
-    about = {"date": datetime.now(UTC).date().isoformat(), "machine": machine(column.device)}
+def job_of(column: Column, fla_python: str, keep: Path) -> Job:
+    """How a column is judged."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    if column.interpreted:
-        environment["TRITON_INTERPRET"] = "1"
-    report = keep / f"{column.name}.report.json"
-    command = [
-        python,
-        "-W",
-        "ignore",
-        "-c",
-        COMMAND,
-        "conformance",
-        "run",
+    environment |= {"PYTHONWARNINGS": "ignore"} | ({"TRITON_INTERPRET": "1"} if column.interpreted else {})
+    on_gpu, fla = column.device == "cuda", column.name.startswith("fla")
+    return Job(
+        column.name,
         f"{ADAPTERS}.{column.adapter}",
-        column.mode,
-    ]
-    command += ["--json", str(report), "--resume", str(keep / f"{column.name}.{about['date']}.jsonl")]
-    waivers = WAIVERS / f"{column.adapter.replace(':', '_')}.waivers"
-    command += ["--waivers", str(waivers)] if waivers.exists() else []
-    ended = subprocess.run(command, env=environment, text=True, capture_output=True)
-    if not report.exists():
-        problem = (ended.stderr.strip() or ended.stdout.strip()).splitlines()[-1]
+        column.mode == "--full",
+        keep / f"{column.name}.{TODAY}.jsonl",
+        fla_python if fla else sys.executable,
+        environment,
+        GPU_SECONDS if on_gpu else CASE_SECONDS,
+        FLA_CONFIGS if on_gpu and fla else None,
+    )
+
+
+def record_of(column: Column, judged: Judged) -> dict[str, Any]:
+    """A record with the verdicts, or with the problem."""
+    about = {"date": TODAY, "machine": machine(column.device)}
+    if judged.job.configs is not None:
+        about["note"] = f"the autotuner tried the first {judged.job.configs} configurations of each kernel"
+    if not judged.identity:
+        problem = without_folders(judged.problem.splitlines()[-1])
         return {"column": column.name, "command": column.command, **about, "problem": problem}
-    return recorded(column, json.loads(report.read_text()), about)
+    waivers = WAIVERS / f"{column.adapter.replace(':', '_')}.waivers"
+    return recorded(column, judged.report(read_waivers(waivers) if waivers.exists() else {}), about)
+
+
+def summary(record: dict[str, Any]) -> str:
+    """A record in one line."""
+    if "verdicts" not in record:
+        return f"{record['column']}: {record['problem']}"
+    statuses = [verdict["status"] for verdict in record["verdicts"]]
+    return f"{record['column']}: " + ", ".join(f"{statuses.count(one)} {one}" for one in dict.fromkeys(statuses))
 
 
 def main(
     device: Annotated[str, typer.Argument(help="cpu or cuda")],
     names: Annotated[list[str] | None, typer.Argument(help="Columns; all of the device by default.")] = None,
     fla_python: Annotated[str, typer.Option(help="A Python with fla installed.")] = sys.executable,
-    workers: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
+    workers: Annotated[int, typer.Option(min=1, help="Processes at the same time.")] = 1,
+    minutes: Annotated[float | None, typer.Option(min=0, help="For all columns; what is left is not run.")] = None,
     keep: Annotated[Path | None, typer.Option(help="Where unfinished runs wait.")] = None,
-    out: Annotated[Path, typer.Option(help="Where records go.")] = FOLDER,
+    out: Annotated[Path, typer.Option(help="Where records go, one file a column.")] = FOLDER,
 ) -> None:
     """Judge the shipped adapters and record what comes out."""
-    columns = [column for column in COLUMNS if column.device == device and (not names or column.name in names)]
-    if not columns:
-        raise typer.BadParameter(f"must be among {[c.name for c in COLUMNS if c.device == device]}; got {names}")
+    columns = {column.name: column for column in COLUMNS if column.device == device}
+    unknown = [name for name in names or () if name not in columns]
+    if not columns or unknown:
+        raise typer.BadParameter(f"must be cpu or cuda, with names among {list(columns)}; got {device} {unknown}")
     keep = keep or Path(tempfile.mkdtemp())
     keep.mkdir(parents=True, exist_ok=True)
     out.mkdir(parents=True, exist_ok=True)
-
-    def one(column: Column) -> None:
-        record = run(column, fla_python if column.name.startswith("fla") else sys.executable, keep)
-        (out / f"{column.name}.json").write_text(dump(record))
-        typer.echo(f"{column.name}: {record.get('problem') or len(record['verdicts'])}")
-
-    with ThreadPoolExecutor(workers) as pool:
-        list(pool.map(one, columns))
+    torch.set_num_threads(1)  # of the judges: they take their parent's number
+    jobs = [job_of(columns[name], fla_python, keep) for name in names or columns]
+    for judged in judge_jobs(jobs, workers, None if minutes is None else 60 * minutes):
+        record = record_of(columns[judged.job.name], judged)
+        (out / f"{judged.job.name}.json").write_text(dump(record))
+        typer.echo(summary(record))
 
 
 if __name__ == "__main__":

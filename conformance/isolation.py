@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -40,11 +40,19 @@ FRAME = re.compile(r'File "(.+)", line (\d+) in (\S+)')  # as faulthandler write
 class Isolated:
     """An adapter by its name, as `load_adapter` takes it, in a worker. Close it at the end.
 
-    `memory` is how many GiB it may take beyond what it holds once loaded.
+    `memory` is how many GiB it may take beyond what it holds once loaded; another `python` finds its own packages.
     """
 
-    def __init__(self, where: str, seconds: float = CASE_SECONDS, memory: float | None = None) -> None:
+    def __init__(
+        self,
+        where: str,
+        seconds: float = CASE_SECONDS,
+        memory: float | None = None,
+        python: str = sys.executable,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.where, self.seconds, self.memory = where, seconds, memory
+        self.python, self.environment = python, environment
         self._start()
 
     def capabilities(self) -> Capabilities:
@@ -83,11 +91,12 @@ class Isolated:
         files = (theirs.detach(), self._log.fileno())
         command = f"from kimi_linear.conformance.isolation import serve; serve{files}"
         options: dict[str, Any] = {"pass_fds": files, "stdin": subprocess.DEVNULL, "start_new_session": True}
-        self._worker = subprocess.Popen([sys.executable, "-P", "-c", command], **options)
+        self._worker = subprocess.Popen([self.python, "-P", "-c", command], env=self.environment, **options)
         os.close(files[0])
         self._connection = Connection(ours.detach())
+        path = sys.path if self.python == sys.executable else None
         try:
-            self._exchange((self.where, sys.path, torch.get_num_threads(), self.memory), LOAD_SECONDS)
+            self._exchange((self.where, path, torch.get_num_threads(), self.memory), LOAD_SECONDS)
         except KernelFailure as failure:
             raise BadAdapterError(f"{self.where} does not load: {failure}") from None
         except BadAdapterError:
@@ -152,7 +161,8 @@ def serve(connection: int, log: int) -> None:
     faulthandler.enable(log)
     _die_with_parent()
     pipe = Connection(connection)
-    where, sys.path[:], threads, memory = pickle.loads(pipe.recv_bytes())
+    where, path, threads, memory = pickle.loads(pipe.recv_bytes())
+    sys.path[:] = path or sys.path
     torch.set_num_threads(threads)
     try:
         adapter = load_adapter(where)

@@ -4,13 +4,15 @@
     columns   kernels
     cells     the worst ratio to the rounding envelope over all contracts, or "holds" where there is none
 
-A failure is bold with the number of checks that fail. A run is recorded as the JSON that `kimi-linear conformance
-run --json` writes, with the command, the date, the machine and the versions beside it (`recorded`).
+A failure is bold with the number of checks that fail; where a run ran out of time, some verdicts are "not run". A run
+is recorded as the JSON that `kimi-linear conformance run --json` writes, with the command, the date, the machine and
+the versions beside it (`recorded`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,7 @@ from .limits import FORWARD_RATIO, GRADIENT_RATIO
 
 ADAPTERS = "kimi_linear.conformance.adapters"
 BEGIN, END = "<!-- matrix: generated -->\n", "<!-- matrix: end -->\n"
+ABSOLUTE = re.compile(r"(?<![\w.:/])/(?:[^\s/:'\"]+/)+")
 KEPT = ("id", "tier", "status", "reason", "ratios", "limit")
 FAMILIES = {
     "exact": "integers, bit by bit",
@@ -81,8 +84,16 @@ COLUMNS = (
 def recorded(column: Column, report: dict[str, Any], about: dict[str, Any]) -> dict[str, Any]:
     """A report cut to what the matrix shows, with where and when it was made."""
     verdicts = [{name: verdict[name] for name in KEPT} for verdict in report["verdicts"]]
+    verdicts = [verdict | {"reason": without_folders(verdict["reason"])} for verdict in verdicts]
     kept: dict[str, Any] = {name: report[name] for name in ("identity", "versions") if name in report}
+    missing = sum(verdict["status"] == "not run" for verdict in verdicts)
+    about = about | ({"not_run": missing} if missing else {})
     return {"column": column.name, "command": column.command, **about, **kept, "verdicts": verdicts}
+
+
+def without_folders(text: str) -> str:
+    """Absolute paths cut to the name of the file: a record says nothing of the folders of a machine."""
+    return ABSOLUTE.sub("", text)
 
 
 def dump(record: dict[str, Any]) -> str:
@@ -107,7 +118,10 @@ def read_records(folder: Path) -> dict[str, dict[str, Any]]:
 
 def cell(verdicts: Iterable[dict[str, Any]]) -> str:
     """One family of one kernel."""
+    verdicts = list(verdicts)
     judged = [verdict for verdict in verdicts if verdict["status"] in ("pass", "fail", "waived")]
+    if any(verdict["status"] == "not run" for verdict in verdicts):
+        return f"{cell(judged)} (in part)" if judged else "not run"
     if not judged:
         return "-"
     worst = max((_number(ratio) for verdict in judged for ratio in verdict["ratios"].values()), default=None)
@@ -157,7 +171,8 @@ def _counts(record: dict[str, Any] | None) -> str:
     if record is None or "verdicts" not in record:
         return "not run yet" if record is None else "not run"
     count = [v["status"] for v in record["verdicts"]]
-    return f"{count.count('pass')} / {count.count('fail') + count.count('waived')} / {count.count('skip')}"
+    missing = f", {count.count('not run')} not run" if "not run" in count else ""
+    return f"{count.count('pass')} / {count.count('fail') + count.count('waived')} / {count.count('skip')}{missing}"
 
 
 def failures(columns: list[Column], records: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -165,7 +180,8 @@ def failures(columns: list[Column], records: dict[str, dict[str, Any]]) -> Itera
     for column in columns:
         verdicts = records.get(column.name, {}).get("verdicts", ())
         red = [verdict for verdict in verdicts if verdict["status"] in ("fail", "waived")]
-        yield from dict.fromkeys(f"- {column.title}, `{verdict['id']}`: {verdict['reason']}" for verdict in red)
+        lines = (f"- {column.title}, `{verdict['id']}`: {' '.join(verdict['reason'].split())}" for verdict in red)
+        yield from dict.fromkeys(lines)
 
 
 def runs(columns: list[Column], records: dict[str, dict[str, Any]]) -> Iterator[str]:
@@ -176,6 +192,7 @@ def runs(columns: list[Column], records: dict[str, dict[str, Any]]) -> Iterator[
         record = records.get(column.name)
         ran = "not run yet" if record is None else record.get("identity") or f"not run: {record['problem']}"
         date, machine = ("", "") if record is None else (record["date"], record["machine"])
+        machine += f"; {record['note']}" if record is not None and "note" in record else ""
         yield f"| {column.title} | {ran} | {date} | {machine} | `{column.command}` |"
 
 

@@ -111,8 +111,13 @@ class Record(Log):
         if known is not None:
             return known
         verdict = check(bench)
-        self.add(asdict(verdict))
+        self.keep(verdict)
         return verdict
+
+    def keep(self, verdict: Verdict) -> None:
+        """Write a verdict down."""
+        self.add(asdict(verdict))
+        self.known[verdict.id, verdict.contract] = verdict
 
     def _verdict(self, data: Any, number: int) -> Verdict:
         try:

@@ -45,6 +45,9 @@ def verdict(id="gate.slow", status="pass", ratio=1.25, tier="ratio"):
         ([verdict(status="waived", ratio="inf")] * 2, "**inf, 1 fail**"),
         ([verdict(status="fail", ratio=None), verdict(id="gate.dead", status="fail", ratio=None)], "**2 fail**"),
         ([verdict(status="acceptable", ratio="inf")], "-"),
+        ([verdict(status="not run", ratio=None)], "not run"),
+        ([verdict(), verdict(status="not run", ratio=None)], "1.25 (in part)"),
+        ([verdict(status="fail", ratio=None), verdict(status="not run", ratio=None)], "**1 fail** (in part)"),
     ],
 )
 def test_a_cell_shows_the_worst_ratio_and_counts_failures(verdicts, shown):
@@ -64,6 +67,30 @@ def test_a_kernel_that_was_not_run_is_said_to_be_so():
     assert "| gates (`gate`) | 1.25 | not run yet" in shown
     assert "| Triton chunk | not run yet |" in shown
     assert "not run: no such GPU" in shown
+
+
+def test_what_a_run_left_out_is_counted_and_never_passed():
+    verdicts = [verdict(), verdict(id="gate.dead", status="not run", ratio=None)]
+    record = recorded(COLUMNS[0], {"verdicts": verdicts}, {"date": "d", "machine": "m", "note": "n"})
+    assert record["not_run"] == 1
+    shown = page({"naive": {**record, "identity": "x"}})
+    assert "| 1 / 0 / 0, 1 not run |" in shown
+    assert "| 1.25 (in part) |" in shown
+    assert "| d | m; n |" in shown
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("SIGSEGV in f, /usr/lib/x-1/y.py:9", "SIGSEGV in f, y.py:9"),
+        ("cannot open '/data/x'", "cannot open 'x'"),
+        ("see https://example.org/a/b and conformance/findings/a.py", None),
+        ("o is 1/2/3 of a / b", None),
+    ],
+)
+def test_records_say_nothing_of_folders(reason, shown):
+    record = recorded(COLUMNS[0], {"verdicts": [{**verdict(), "reason": reason}]}, {})
+    assert record["verdicts"][0]["reason"] == (shown or reason)
 
 
 def test_failures_are_listed_with_their_reasons():
