@@ -68,14 +68,11 @@ $(LAB_READY): $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[lab]"
 	touch $(LAB_READY)
 
-# Plants small changes in the code that decides verdicts; at least nine of ten have to fail a test. Takes its time.
-MUTATED := $(VENV)/mutation
+# Plants small changes in the code that decides verdicts; nine of ten in each module have to fail a test. Takes its time:
+# MUTATION="--only verdict" tries one module, MUTATION=--resume goes on with a run that was interrupted.
 mutation: $(READY)
-	$(BIN)/python -m pip install --quiet -c constraints.txt "mutmut>=3.3"
-	rm -rf $(MUTATED) && mkdir -p $(MUTATED)/kimi_linear
-	cp -r reference conformance triton_kernels cli $(MUTATED)/kimi_linear/
-	cp -r tests pyproject.toml $(MUTATED)/
-	cd $(MUTATED) && $(abspath $(BIN))/mutmut run --max-children $(WORKERS) && $(abspath $(BIN))/mutmut results
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[mutation]"
+	$(BIN)/python tests/mutation.py build/mutation --workers $(WORKERS) $(MUTATION)
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

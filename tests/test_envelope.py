@@ -18,6 +18,7 @@ from kimi_linear.conformance import (
     rounded_runs,
     unit_roundoff,
 )
+from kimi_linear.conformance.envelope import in_precision
 from kimi_linear.reference.chunked import chunk_kda
 from kimi_linear.reference.naive import recurrent_kda
 
@@ -83,6 +84,22 @@ def test_a_ratio_of_what_is_not_finite_is_infinite_and_of_an_exact_zero_is_zero(
     got = exact.clone()
     got[0, 0], got[1, 0] = torch.nan, torch.inf
     assert error_ratio(got, exact, limit).tolist() == [torch.inf, torch.inf, 0]
+
+
+def test_an_envelope_is_the_widest_spread_of_a_row_and_two_roundings():
+    exact = torch.tensor([[3.0, 4.0], [0.0, 0.0], [0.3, 0.4]], dtype=torch.float64)
+    near, far = exact + 0.1, exact + torch.tensor([[0.6, 0.8], [0.0, 0.0], [0.0, 0.2]], dtype=torch.float64)
+    u = 2**-8
+    want = [0.5**0.5 + u * 12.5**0.5 + u * 4, 0.1 + u * 4, 0.02**0.5 + u * 0.125**0.5 + u * 4]
+    assert envelope(exact, [near, far], torch.bfloat16).tolist() == pytest.approx(want, rel=1e-12)
+    assert envelope(exact[None, :0], []).shape == (1, 0)
+    one = torch.full((1, 1), 2.0, dtype=torch.float64)
+    assert envelope(one, [one + 1], torch.bfloat16).tolist() == pytest.approx([1 + 4 * u])
+
+
+def test_an_envelope_for_another_precision_is_scaled_by_their_roundoffs():
+    limit = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    assert in_precision(limit, torch.float32, torch.bfloat16).tolist() == [2.0**16, 3 * 2.0**16]
 
 
 def test_rms_neither_overflows_nor_vanishes():

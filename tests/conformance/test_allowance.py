@@ -5,12 +5,13 @@ import dataclasses
 import pytest
 import torch
 
-from kimi_linear.conformance.adapter import STAGES, Capabilities, Contract
+from kimi_linear.conformance.adapter import STAGES, Capabilities, Contract, FrontForm
 from kimi_linear.conformance.cases import Case, tensors_of
 from kimi_linear.conformance.gold import (
     ContractRounding,
     envelopes_of,
     rounded_chunks,
+    rounded_inputs,
     rounded_recurrence,
     row_envelope,
     rows_of,
@@ -147,6 +148,34 @@ def test_differences_of_a_cumulative_gate_cost_more_than_sums_after_a_strong_gat
         for decay in ("differences", "sums")
     ]
     assert by_form[0] > 2 * by_form[1]
+
+
+@pytest.mark.parametrize(
+    ("front", "rounded"),
+    [
+        (None, ()),
+        (FrontForm(), "qk"),
+        (FrontForm(l2norm_eps=None, gate="bounded"), "g"),
+        (FrontForm(l2norm_eps=None, beta="sigmoid"), ("beta",)),
+        (FrontForm(gate="softplus", beta="sigmoid"), ("q", "k", "g", "beta")),
+    ],
+    ids=str,
+)
+def test_what_a_front_end_inside_makes_is_rounded_and_what_is_given_is_not(front, rounded):
+    contract = Contract("fp32", "bf16", "fp32", "fp32", 16, activation="tf32")
+    x = problem_of(CASE, dataclasses.replace(CAPS, front_ends=(front,) if front else ()), contract, front=front)
+    for seed in (0, 1):
+        got = rounded_inputs(x, ContractRounding(contract, seed))
+        for name, made, exact in zip(("q", "k", "v", "g", "beta"), got, x.inputs(), strict=True):
+            error = (made / exact - 1).abs().max()
+            u = roundoff("bf16" if name in "qk" else "tf32") if name in rounded else 0
+            assert u / 4 <= error <= 1.001 * u, name
+
+
+def test_the_recurrence_alone_has_no_matrix_products_to_round():
+    coarse, fine = (of(dataclasses.replace(CONTRACT, operand=operand)) for operand in ("bf16", "fp32"))
+    for name, got in rounded_recurrence(coarse, 1).items():
+        assert torch.equal(got, rounded_recurrence(fine, 1)[name])
 
 
 # The envelope
