@@ -10,6 +10,7 @@ from kimi_linear.conformance.cases import Case, tensors_of
 from kimi_linear.conformance.gold import (
     ContractRounding,
     envelopes_of,
+    given_to,
     rounded_chunks,
     rounded_inputs,
     rounded_recurrence,
@@ -110,11 +111,18 @@ def test_substitution_inverts():
 
 @pytest.mark.parametrize("form", [rounded_recurrence, rounded_chunks])
 @pytest.mark.parametrize("lengths", [None, (20, 0, 16)])
-def test_a_run_without_roundings_is_the_truth(form, lengths):
-    exact = Contract("fp64", "fp64", "fp64", "fp64", 16, "sums")
-    x = of(exact, lengths=lengths, past_end=0 if lengths is None else 2, flags=("gradients",))
-    for name, got in form(x, 1).items():
-        torch.testing.assert_close(got, truth_of(x)[name], rtol=1e-11, atol=1e-11)
+@pytest.mark.parametrize(
+    "front", [None, FrontForm(gate="softplus", beta="sigmoid"), FrontForm(gate="bounded")], ids=str
+)
+def test_a_run_without_roundings_is_the_truth(form, lengths, front):
+    exact = Contract("fp64", "fp64", "fp64", "fp64", 16, "sums", "fp64")
+    case = dataclasses.replace(CASE, lengths=lengths, past_end=0 if lengths is None else 2, flags=("gradients",))
+    x = problem_of(case, dataclasses.replace(CAPS, front_ends=(front,) if front else ()), exact, front=front)
+    found, truth = form(x, 1), truth_of(x)
+    assert set(found) == set(truth)
+    assert len(truth) == (8 if front is None else 10)
+    for name, got in found.items():
+        torch.testing.assert_close(got, truth[name], rtol=1e-11, atol=1e-11)
 
 
 def test_one_sample_of_a_short_state_is_on_that_formats_own_grid_and_the_next_is_not():
@@ -165,7 +173,7 @@ def test_what_a_front_end_inside_makes_is_rounded_and_what_is_given_is_not(front
     contract = Contract("fp32", "bf16", "fp32", "fp32", 16, activation="tf32")
     x = problem_of(CASE, dataclasses.replace(CAPS, front_ends=(front,) if front else ()), contract, front=front)
     for seed in (0, 1):
-        got = rounded_inputs(x, ContractRounding(contract, seed))
+        got = rounded_inputs(x, ContractRounding(contract, seed), given_to(x))
         for name, made, exact in zip(("q", "k", "v", "g", "beta"), got, x.inputs(), strict=True):
             error = (made / exact - 1).abs().max()
             u = roundoff("bf16" if name in "qk" else "tf32") if name in rounded else 0
