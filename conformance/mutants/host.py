@@ -76,7 +76,7 @@ class SegmentsToCapacity(Emulated):
         return [*found[:-1], (b, start, call.q.shape[1])]
 
 
-@mutant("packing", "empty segments are skipped, and the states move up")
+@mutant("packing", "empty segments are skipped, and the states move up", link="FlashKDA #24")
 class EmptySegmentsSkipped(Emulated):
     def segments(self, call):
         found = super().segments(call)

@@ -34,7 +34,7 @@ class DtypesUnchecked(Emulated):
         pass
 
 
-@mutant("refusal", "a positive gate is clamped")
+@mutant("refusal", "a positive gate is clamped", link="vllm-ascend #14192")
 class GateUnchecked(Emulated):
     def check_gate(self, call):
         pass
@@ -43,7 +43,7 @@ class GateUnchecked(Emulated):
         return g.clamp(max=0)
 
 
-@mutant("refusal", "cu_seqlens is not checked")
+@mutant("refusal", "cu_seqlens is not checked", link="vllm-ascend #14192")
 class OffsetsUnchecked(Emulated):
     def check_packed(self, offsets, B, T):
         pass
