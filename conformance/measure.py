@@ -91,8 +91,9 @@ def recorded(
 ) -> dict[str, Found]:
     """What was found of each task by its name, each told and kept as it comes."""
     left = {name: task for name, task in tasks.items() if name not in record.known}
-    for name in tasks.keys() - left.keys():
-        tell(name)
+    for name in tasks:
+        if name in record.known:
+            tell(name)
     for name, found in zip(left, run(work, list(left.values())), strict=True):
         record.keep(name, found)
         tell(name)
