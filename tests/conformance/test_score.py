@@ -159,3 +159,13 @@ def test_the_page_shows_both_modes_the_panel_and_every_bug():
 
 def test_every_family_says_why_it_stays():
     assert set(STAYS) == {check.family for check in all_checks()}
+
+
+def test_a_score_that_is_interrupted_says_how_to_go_on(monkeypatch, tmp_path):
+    def interrupted(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kimi_linear.cli.score.measure", interrupted)
+    result = CliRunner().invoke(app, ["conformance", "score", "--resume", str(tmp_path / "score.jsonl")])
+    assert result.exit_code == 2
+    assert "interrupted; the same command with --resume" in result.output
