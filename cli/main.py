@@ -14,12 +14,11 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from .checkpoints import inspect_command, make_checkpoint_command
 from .conformance import conformance
 from .devices import check_device
-from .rows import Row
+from .rows import Row, line
 from .texts import generate_command, logits_command
 from .verify import steps, verify_rows
 
@@ -50,8 +49,7 @@ def verify(json_file: JsonOption = None, device: DeviceOption = "cpu") -> None:
         check_device(device)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    rows = _rows_with_progress(Console(stderr=True), device)
-    Console(width=None if sys.stdout.isatty() else 110).print(_table(rows))
+    rows = _printed_rows(Console(stderr=True), device)
     if json_file is not None:
         json_file.write_text(json.dumps(_report(rows), indent=2) + "\n")
     bad = sum(not row.ok for row in rows)
@@ -62,32 +60,32 @@ def verify(json_file: JsonOption = None, device: DeviceOption = "cpu") -> None:
     raise typer.Exit(1 if bad else 0)
 
 
-def _rows_with_progress(console: Console, device: str) -> list[Row]:
+def _printed_rows(console: Console, device: str) -> list[Row]:
+    """Every row, printed as it comes, also into a file; progress below it where stderr is a terminal."""
     columns = (TextColumn("{task.description:<45}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+    shown, same_screen = console.is_terminal, sys.stdout.isatty()
+    rows = []
+    typer.echo("KDA and the model against the fp64 recurrence; errors and limits relative to the result's rms,")
+    typer.echo("of the suite in roundings")
+    typer.echo(line("case", "tier", "error", "limit", "ok"))
+    with Progress(
+        *columns, console=console, transient=True, redirect_stdout=same_screen, disable=not shown
+    ) as progress:
         task = progress.add_task("", total=steps(device))
 
         def report(description: str) -> None:
             progress.update(task, description=description, advance=1)
 
-        return list(verify_rows(report, device))
+        for row in verify_rows(report, device):
+            typer.echo(_line(row))
+            rows.append(row)
+    return rows
 
 
-def _table(rows: list[Row]) -> Table:
-    table = Table(
-        title="KDA and the model against the fp64 recurrence",
-        caption="errors and limits relative to the result's rms; of the suite, in roundings",
-    )
-    for name in ("case", "tier"):
-        table.add_column(name)
-    for name in ("error", "limit"):
-        table.add_column(name, justify="right")
-    table.add_column("ok")
-    for row in rows:
-        mark = "[green]yes[/]" if row.ok else "[bold red]NO[/]"
-        numbers = ("", "") if row.skipped else (f"{row.error:.1e}", f"{row.limit:.1e}")
-        table.add_row(row.case, row.tier, *numbers, row.skipped or mark)
-    return table
+def _line(row: Row) -> str:
+    mark = typer.style("yes", fg="green") if row.ok else typer.style("NO", fg="red", bold=True)
+    numbers = ("", "") if row.skipped else (f"{row.error:.1e}", f"{row.limit:.1e}")
+    return line(row.case, row.tier, *numbers, row.skipped or mark)
 
 
 def _report(rows: list[Row]) -> dict[str, object]:

@@ -50,6 +50,11 @@ class Row:
     skipped: str = ""
 
 
+def line(*fields: str) -> str:
+    """Fields in the columns of the table: case, tier, error, limit, and whether it holds."""
+    return "  ".join((f"{fields[0]:<25}", f"{fields[1]:<24}", *(f"{field:>8}" for field in fields[2:4]), *fields[4:]))
+
+
 def judge(case: str, tier: str, results: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Row:
     """The row of the results (got, truth, limit by row of channels) that comes nearest its limit."""
     worst = Row(case, tier, 0.0, 0.0, ok=True)

@@ -25,6 +25,7 @@ from ..reference.naive import recurrent_kda, recurrent_kda_backward
 from .activations import layer_inputs, shipped_text
 from .devices import device_tiers, half_truth, run_forward
 from .rows import Row, Tier, VerifyCase, judge
+from .verify_beside import Submit, work_beside
 from .verify_model import LOGIT_TIERS, logit_rows, model_cases
 from .verify_suite import TIERS_OF_CHECKS, suite_in_background
 
@@ -73,22 +74,54 @@ def verify_cases() -> list[VerifyCase]:
 
 def verify_rows(progress: Callable[[str], None], device: str = "cpu") -> Iterator[Row]:
     """Judge every case in every tier, a model's logits, then the suite; `progress` is told what comes next."""
-    with suite_in_background() as suite_rows:
-        for case in verify_cases():
-            yield from _case_rows(case, progress, device)
-        yield from logit_rows(progress)
+    with suite_in_background() as suite_rows, work_beside(device) as submit:
+        work = [CaseWork(case, device, submit) for case in verify_cases()]
+        logits = None if device == "cpu" else submit(_all_logit_rows)
+        for one in work:
+            yield from _case_rows(one, progress)
+        yield from logit_rows(progress) if logits is None else _told(logits(), progress)
         yield from suite_rows(progress)
 
 
-def _case_rows(case: VerifyCase, progress: Callable[[str], None], device: str) -> Iterator[Row]:
+def _all_logit_rows() -> list[Row]:
+    return list(logit_rows(lambda line: None))
+
+
+def _told(rows: list[Row], progress: Callable[[str], None]) -> Iterator[Row]:
+    for row in rows:
+        progress(f"{row.case}: {row.tier}")
+        yield row
+
+
+class CaseWork:
+    """What one case costs, under way: its truth and limits, those in half precision, and the kernels' results."""
+
+    def __init__(self, case: VerifyCase, device: str, submit: Submit) -> None:
+        self.case = case
+        self.on_device = [] if case.gradients else device_tiers(device)
+        half = dict.fromkeys(tier.dtype for tier in self.on_device if tier.dtype.itemsize == 2)
+        self.truth = submit(_truth, case)
+        self.half = {dtype: submit(half_truth, case, dtype) for dtype in half}
+        self.results = [submit(_run_device_tier, case, device, number) for number in range(len(self.on_device))]
+
+
+def _case_rows(work: CaseWork, progress: Callable[[str], None]) -> Iterator[Row]:
+    case = work.case
     progress(f"{case.name}: truth and limits")
-    exact, bounds = _truth(case)
+    exact, bounds = work.truth()
+    half = {}
     for tier in tiers():
         progress(f"{case.name}: {tier.name}")
-        yield _judge(case, tier, exact, bounds)
-    for tier in [] if case.gradients else device_tiers(device):
+        yield _judge(case, tier, run_tier(case, tier), exact, bounds)
+    for tier, results in zip(work.on_device, work.results, strict=True):
         progress(f"{case.name}: {tier.name}")
-        yield _judge(case, tier, *(half_truth(case, tier.dtype) if tier.dtype.itemsize == 2 else (exact, bounds)))
+        if tier.dtype in work.half and tier.dtype not in half:
+            half[tier.dtype] = work.half[tier.dtype]()
+        yield _judge(case, tier, results(), *half.get(tier.dtype, (exact, bounds)))
+
+
+def _run_device_tier(case: VerifyCase, device: str, number: int) -> list[Tensor]:
+    return run_tier(case, device_tiers(device)[number])
 
 
 def steps(device: str = "cpu") -> int:
@@ -121,11 +154,11 @@ def _truth(case: VerifyCase) -> tuple[list[Tensor], list[Tensor]]:
     return exact, bounds
 
 
-def _judge(case: VerifyCase, tier: Tier, exact: list[Tensor], bounds: list[Tensor]) -> Row:
+def _judge(case: VerifyCase, tier: Tier, results: list[Tensor], exact: list[Tensor], bounds: list[Tensor]) -> Row:
     factor = GRADIENT_RATIO_LIMIT if case.gradients else RATIO_LIMIT
     judged_in = torch.float32 if tier.dtype.itemsize == 2 else tier.dtype  # half precision's bounds are its own
     limits = [factor * in_precision(bound, torch.float32, judged_in) for bound in bounds]
-    return judge(case.name, tier.name, zip(run_tier(case, tier), exact, limits, strict=True))
+    return judge(case.name, tier.name, zip(results, exact, limits, strict=True))
 
 
 def _double(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kimi_linear.cli import devices, verify, verify_model, verify_suite
+from kimi_linear.cli import devices, verify, verify_beside, verify_model, verify_suite
 from kimi_linear.cli.activations import layer_inputs, shipped_text, short_conv
 from kimi_linear.cli.main import app
-from kimi_linear.cli.rows import Row
+from kimi_linear.cli.rows import Row, line
 from kimi_linear.conformance.verdict import Verdict
 from kimi_linear.reference.chunked import chunk_kda, chunk_kda_backward
 
@@ -240,8 +240,52 @@ def test_half_precision_has_its_own_truth_and_limit(small, monkeypatch, change):
 
     tier = verify.Tier("half", in_half, chunk_kda_backward, torch.bfloat16)
     monkeypatch.setattr(verify, "device_tiers", lambda device: [tier] if device == "cuda" else [])
+    monkeypatch.setattr(verify, "work_beside", lambda device: verify_beside.work_beside("cpu"))
     heard = []
     rows = [row for row in verify.verify_rows(heard.append, "cuda") if row.tier == "half"]
     assert len(heard) == verify.steps("cuda")
     assert len(rows) == len(small)
     assert all(row.ok for row in rows) == (change == 0)
+
+
+def test_work_in_processes_beside_gives_the_rows_of_one_process(small, monkeypatch):
+    alone = list(verify.verify_rows(lambda _: None))
+    monkeypatch.setattr(verify, "work_beside", lambda device: verify_beside.processes(2))
+    assert list(verify.verify_rows(lambda _: None)) == alone
+    assert all(row.ok for row in alone)
+
+
+def test_an_error_in_a_process_beside_is_raised_here():
+    with verify_beside.processes(1) as submit:
+        wait = submit(int, "no number")
+        with pytest.raises(ValueError, match="no number"):
+            wait()
+
+
+def test_each_row_is_printed_before_the_next_is_computed(monkeypatch, capfd):
+    printed = []
+
+    def rows(progress, device):
+        for number in range(3):
+            printed.append(capfd.readouterr().out)
+            yield Row(f"case {number}", "a tier", 0.5, 4.0, ok=True)
+
+    monkeypatch.setattr("kimi_linear.cli.main.verify_rows", rows)
+    with pytest.raises(SystemExit):
+        app(["verify"])
+    assert "case 0" in printed[1]
+    assert "case 1" in printed[2]
+
+
+def test_columns_are_wide_enough_for_every_name():
+    names = [case.name for case in verify.verify_cases()]
+    header = line("case", "tier", "error", "limit", "ok")
+    for name in names:
+        assert line(name, verify.LOGIT_TIERS[1], "1.0e-07", "1.0e-06", "yes").index("yes") == header.index("ok")
+
+
+def test_the_suite_in_parts_has_every_check_once_and_in_order():
+    whole = verify_suite.verdicts_of("naive", ("exact",))
+    parts = [verify_suite.verdicts_of("naive", ("exact",), part, 3) for part in range(3)]
+    assert [len(part) for part in parts] == [len(whole[part::3]) for part in range(3)]
+    assert verify_suite.in_order(parts) == whole

@@ -7,7 +7,7 @@ import pytest
 import torch
 from triton_inputs import DEVICE
 
-from kimi_linear.cli import devices, verify
+from kimi_linear.cli import devices, verify, verify_beside
 from kimi_linear.triton_kernels import fused_recurrent_kda
 
 
@@ -18,6 +18,7 @@ def small(monkeypatch):
     cases = [dataclasses.replace(case, inputs=tuple(x[:1, :40] for x in case.inputs), options=options)]
     monkeypatch.setattr(verify, "verify_cases", lambda: cases)
     monkeypatch.setattr(verify, "tiers", lambda: [])
+    monkeypatch.setattr(verify, "work_beside", lambda device: verify_beside.work_beside("cpu"))
     monkeypatch.setattr(verify, "logit_rows", lambda progress: iter(()))
     monkeypatch.setattr(verify, "suite_in_background", lambda: contextlib.nullcontext(lambda progress: iter(())))
     monkeypatch.setattr(devices, "DTYPES", {"fp32": torch.float32, "fp16": torch.float16})  # the interpreter's
