@@ -56,11 +56,12 @@ def measure(
     with in_processes(workers) as run:
         judged = recorded(run, record, tell, judge_correct, correct)
         passed = {on: set(judged[BASES[on]().identity()]["passed"]) for on in {mutant.on for mutant in mutants}}
-        tasks = {mutant.name: (mutant, passed[mutant.on], full, first_kill) for mutant in mutants}
+        by_base = sorted(mutants, key=lambda mutant: str(BASES[mutant.on]().contract))  # its envelopes are at hand
+        tasks = {mutant.name: (mutant, passed[mutant.on], full, first_kill) for mutant in by_base}
         killed = recorded(run, record, tell, judge_mutant, tasks)
     for kernel in kernels:
         enter_kernel(score, kernel.identity(), judged[kernel.identity()])
-    score.kills = {name: found["kills"] for name, found in killed.items()}
+    score.kills = {mutant.name: killed[mutant.name]["kills"] for mutant in mutants}
     score.crashes = {name: found["crashes"] for name, found in killed.items() if found["crashes"]}
     return score
 
@@ -102,7 +103,7 @@ def recorded(
 
 @functools.cache
 def _checks(full: bool) -> list[Check]:
-    return all_checks(full)
+    return all_checks(full, price=False)
 
 
 def judge_correct(kernel: Emulated, full: bool) -> Found:

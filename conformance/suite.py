@@ -89,9 +89,9 @@ class Report:
         return not self.count("fail") and not self.missing
 
 
-def all_checks(full: bool = True) -> list[Check]:
-    """Every check, or those of a quick run."""
-    ours = [case_check(case) for case in subset(full)]
+def all_checks(full: bool = True, price: bool = True) -> list[Check]:
+    """Every check, or those of a quick run; `price`: cases with ratio_rec."""
+    ours = [case_check(case, price) for case in subset(full)]
     exact = [check for check in ours if check.tier == "exact"]
     others = [check for check in ours if check.tier != "exact"]
     kept = [relation for relation in RELATIONS if full or relation.quick]
