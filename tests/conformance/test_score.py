@@ -73,10 +73,11 @@ def one_check(monkeypatch):
 
 def test_a_score_that_was_interrupted_goes_on_where_it_stopped(tmp_path, monkeypatch, one_check):
     chosen = [mutant for mutant in MUTANTS if mutant.name in NAMES]
-    want, path = measure(chosen, []), tmp_path / "score.jsonl"
+    order: list[str] = []
+    want, path = measure(chosen, [], tell=order.append), tmp_path / "score.jsonl"
 
     def interrupt(line):
-        if line == chosen[1].name:
+        if line == order[-3]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -86,7 +87,7 @@ def test_a_score_that_was_interrupted_goes_on_where_it_stopped(tmp_path, monkeyp
     again = lambda mutant, *rest: judged.append(mutant.name) or judge_mutant(mutant, *rest)  # noqa: E731
     monkeypatch.setattr("kimi_linear.conformance.measure.judge_mutant", again)
     found = measure(chosen, [], tell=told.append, record=ScoreRecord(path))
-    assert judged == [mutant.name for mutant in chosen[2:]]
+    assert judged == order[-2:]
     assert len(told) == steps(chosen, [])
     assert found == want
     assert found.killed > 0
