@@ -96,14 +96,14 @@ class Record(Log):
     def __init__(self, path: Path, where: str) -> None:
         super().__init__(path)
         self.where = where
-        self.known: dict[tuple[str, Contract | None], Verdict] = {}
+        self.known: dict[tuple[str, Contract], Verdict] = {}
 
     def begin(self, identity: str) -> None:
         """Read what is known. Raises ValueError where the file is about something else."""
         header = {"suite": suite_version(), "kernel": identity, "file": file_digest(self.where)}
         for number, line in self.lines(header):
-            verdict = self._verdict(line, number)
-            self.known[verdict.id, verdict.contract] = verdict
+            asked, verdict = self._verdict(line, number)
+            self.known[verdict.id, asked] = verdict
 
     def judge(self, check: Check, bench: Bench) -> Verdict:
         """The verdict that is known, or a new one, which is kept."""
@@ -111,16 +111,18 @@ class Record(Log):
         if known is not None:
             return known
         verdict = check(bench)
-        self.keep(verdict)
+        self.keep(verdict, bench.contract)
         return verdict
 
-    def keep(self, verdict: Verdict) -> None:
-        """Write a verdict down."""
-        self.add(asdict(verdict))
-        self.known[verdict.id, verdict.contract] = verdict
+    def keep(self, verdict: Verdict, asked: Contract) -> None:
+        """Write a verdict down under the contract that was asked for; its own is that of the call it is about."""
+        self.add({**asdict(verdict), "asked": asdict(asked)})
+        self.known[verdict.id, asked] = verdict
 
-    def _verdict(self, data: Any, number: int) -> Verdict:
+    def _verdict(self, data: Any, number: int) -> tuple[Contract, Verdict]:
         try:
-            return from_plain(Verdict, data)
+            asked = data.pop("asked", None) if isinstance(data, dict) else None
+            verdict = from_plain(Verdict, data)
+            return from_plain(Contract, asked, "asked"), verdict
         except ValueError as error:
             raise ValueError(f"{self.path}:{number}: {error}") from None

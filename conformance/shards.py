@@ -154,7 +154,7 @@ class Judged:
         except Exception as error:  # of the judge itself: one check is lost, and seen
             verdict = self._failed(unit, f"the judge raises {type(error).__name__}: {error}")
         with self.lock:
-            self.record.keep(verdict)
+            self.record.keep(verdict, unit[1])
             self.done, self.spent = self.done + 1, self.spent + time.monotonic() - started
         return fit
 

@@ -72,6 +72,18 @@ def test_a_divided_run_gives_the_report_of_an_undivided_one(tmp_path):
     assert again == whole  # `conformance run --resume` takes the file
 
 
+def test_a_check_whose_verdict_is_of_another_contract_is_known_by_the_one_that_was_asked(tmp_path):
+    where, ids = f"{ADAPTERS}.naive", ("decode.prefill",)
+    adapter = load_adapter(where)
+    whole = run_suite(adapter, only=ids)
+    assert not {verdict.contract for verdict in whole.verdicts} & set(adapter.capabilities().contracts)
+    found = only([job(tmp_path, where, only=ids)])
+    assert found.report({}) == json.loads(json.dumps(as_json(whole)))
+    kept = found.job.kept.read_text()
+    assert run_suite(adapter, only=ids, record=Record(found.job.kept, where)) == whole
+    assert found.job.kept.read_text() == kept
+
+
 def test_a_crash_costs_its_check_and_no_other(tmp_path):
     found = only([job(tmp_path, str(HERE / "crashing_kernels.py"))])
     reasons = {v["id"]: v["reason"] for v in found.report({})["verdicts"] if v["status"] == "fail"}
