@@ -71,6 +71,9 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     tensors = dict(zip(INPUTS, arguments, strict=False))
     for name in ("A_log", "dt_bias", "initial_state", "cu_seqlens"):  # the kernels read these as dense
         tensors[name] = None if tensors[name] is None else tensors[name].contiguous()
+    for name in ("q", "k", "v", "g"):  # other layouts would be summed in another order, and slowly
+        if tensors[name].stride(-1) != 1:
+            tensors[name] = tensors[name].contiguous()
     o, final_state = launch_chunk(tensors, Options(*arguments[len(INPUTS) :]))
     return o, o.new_empty(0, dtype=torch.float32) if final_state is None else final_state
 

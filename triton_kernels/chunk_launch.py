@@ -27,7 +27,8 @@ from .gate_math import BETA_CODES, GATE_BOUNDED, GATE_BOUNDED_MILD, GATE_NONE, G
 from .replay import Calls
 from .support import Configuration, Launch, cdiv, metadata, next_power_of_2, remember
 
-WIDE_SLICE_COST = 1.42  # of a chunk's time with 64 value channels to that with 32, measured on an H200
+SLICE_US = {16: 1.05, 32: 1.22, 64: 1.38, 128: 2.39}  # a chunk in the state kernel, by value channels, on an H200
+WIDE = 64  # slices from here on are computed transposed
 MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 ROOM_TO_PREFETCH = 163 * 1024  # bytes of shared memory: three chunks of 128 channels take up to 162 KiB
@@ -36,7 +37,7 @@ INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_s
 OUTPUTS = ("o", "final_state")
 
 CALLS = Calls(*INPUTS, *OUTPUTS)
-HOPPER_SHARED = 227 * 1024
+HOPPER_SHARED, HOPPER_MULTIPROCESSORS = 227 * 1024, 132
 _example_shared = ContextVar("shared memory of the GPU that examples are for", default=HOPPER_SHARED)
 
 
@@ -87,13 +88,14 @@ class Workspace(NamedTuple):
     k_end: Tensor  # [chunks, HV, C, KP]        k times its decay to the tile's end
     q_start: Tensor  # [chunks, HV, C, KP]
     kg: Tensor  # [chunks, HV, C, KP]           k times its decay to the chunk's end
-    wq: Tensor  # [chunks, HV, 2 C, KP]         w above Aqk w - q exp(G)
-    uo: Tensor  # [chunks, HV, 2 C, VP]         u above Aqk u
+    wq: Tensor  # [chunks, HV, 2 C, KP]         w above qg = q exp(G)
+    u: Tensor  # [chunks, HV, C, VP]            of wide slices [chunks, HV, VP, C]
+    Aqk: Tensor  # [chunks, HV, C, C]
     T_tile: Tensor  # [chunks, HV, C, 16]
     Aqk_tile: Tensor  # [chunks, HV, C, 16]
-    tile_gate: Tensor  # [chunks, HV, M, KP]    a tile's sum of gates, log2 units
+    tile_decay: Tensor  # [chunks, HV, M, KP]   that of a whole tile
     chunk_decay: Tensor  # [chunks, HV, KP]
-    row_factors: Tensor  # [chunks, HV, 3, C]   beta, 1 / |k|, scale / |q|
+    strength: Tensor  # [chunks, HV, C]         beta
 
 
 class Layout(NamedTuple):
@@ -119,12 +121,13 @@ def workspace_layout(N: int, chunks: int, HV: int, KP: int, VP: int, dot: torch.
         "first_chunk": ((N + 2,), torch.int32),
         **{name: ((chunks, HV, CHUNK, KP), dot) for name in ("k_start", "k_end", "q_start", "kg")},
         "wq": ((chunks, HV, 2 * CHUNK, KP), dot),
-        "uo": ((chunks, HV, 2 * CHUNK, VP), dot),
+        "u": ((chunks, HV, CHUNK * VP), dot),
+        "Aqk": ((chunks, HV, CHUNK, CHUNK), dot),
         "T_tile": ((chunks, HV, CHUNK, TILE), solve),
         "Aqk_tile": ((chunks, HV, CHUNK, TILE), dot),
-        "tile_gate": ((chunks, HV, CHUNK // TILE, KP), torch.float32),
+        "tile_decay": ((chunks, HV, CHUNK // TILE, KP), torch.float32),
         "chunk_decay": ((chunks, HV, KP), torch.float32),
-        "row_factors": ((chunks, HV, 3, CHUNK), torch.float32),
+        "strength": ((chunks, HV, CHUNK), torch.float32),
     }
     offsets, end = {}, 0
     for name, (shape, dtype) in tensors.items():
@@ -143,7 +146,7 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
     block = min(64 if half else 32, max(16, KP // 2))  # a loop of one slice is unrolled, and spills
     shapes = {
         "tiles": Shape(block, warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
-        "chunks": Shape(block, warps=4),
+        "chunks": Shape(block, warps=4, registers=168 if half and KP <= 128 else None),
         "state": _state_shape(q, VP, KP, segment_heads),
     }
     for kernel in shapes:
@@ -160,15 +163,18 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
 
 
 def _state_shape(q: Tensor, VP: int, KP: int, segment_heads: int) -> Shape:
-    """Slices of 32 value channels, or of 64 where that saves rounds of programs: each multiprocessor holds one."""
-    if q.dtype == torch.float32 or KP > 128:
-        return Shape(
-            min(32, VP), warps=8
-        )  # 4 warps fault at K = 256 on triton 3.6, and spill ten times as much in fp32
-    narrow, wide = (cdiv(segment_heads * max(1, VP // block), _multiprocessors(q.device)) for block in (32, 64))
-    may_widen = VP >= 64 and _shared_memory(q.device) >= HOPPER_SHARED  # older matrix units spill 64 channels
-    block = 64 if may_widen and WIDE_SLICE_COST * wide < narrow else min(32, VP)
-    return Shape(block, warps=4, stages=3 if _shared_memory(q.device) >= ROOM_TO_PREFETCH else 1)
+    """Slices of value channels such that rounds of programs, one on each multiprocessor, take least."""
+    if q.dtype == torch.float32 or KP > 128:  # 4 warps fault at K = 256 on triton 3.6, and spill more in fp32
+        return Shape(min(32, VP), warps=8)
+    prefetches = _shared_memory(q.device) >= ROOM_TO_PREFETCH
+    if VP <= 32 or _shared_memory(q.device) < HOPPER_SHARED:  # older matrix units spill wide slices
+        return Shape(min(32, VP), warps=4, stages=3 if prefetches else 1)
+
+    def microseconds(block: int) -> float:
+        return SLICE_US[block] * cdiv(segment_heads * VP // block, _multiprocessors(q.device))
+
+    block = min((block for block in SLICE_US if block <= VP), key=microseconds)
+    return Shape(block, warps=8 if block == 128 else 4, stages=3)
 
 
 def _shared_memory(device: torch.device) -> int:
@@ -182,7 +188,7 @@ def _shared_memory(device: torch.device) -> int:
 @functools.cache
 def _multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
-        return 1
+        return HOPPER_MULTIPROCESSORS
     return torch.cuda.get_device_properties(device).multi_processor_count
 
 
@@ -225,12 +231,14 @@ def chunk_launches(tensors: dict[str, Any], ws: Workspace, call: Prepared) -> li
     names |= {"first_chunk": ws.first_chunk if packed else None, "T": T, "N": N, "odd": 0}
     names |= {"H": H, "HV": HV, "K": K, "KP": p.KP, "V": V, "VP": p.VP, "CHUNK": CHUNK, "TILE": TILE}
     names |= {"GATE": o.gate, "L2NORM": o.l2norm_eps >= 0, "BETA": o.beta_code}
-    names |= {"PACKED": packed, "STEPS": search_steps(N) if packed else 0, "STAGES": p.state.stages}
+    names |= {"PACKED": packed, "STEPS": search_steps(N) if packed else 0}
+    names |= {"STAGES": p.state.stages, "WIDE": p.state.block >= WIDE}
     names |= {
         "DOT": p.dot,
         "SOLVE": p.solve,
         "PRECISION": p.precision,
         "BLOCK": min(SCAN_BLOCK, next_power_of_2(N + 1)),
+        "PREFETCH": tensors["q"].device.type != "cpu" and torch.version.hip is None,
     }
     names |= {"HAS_INITIAL": names["initial_state"] is not None, "HAS_FINAL": names["final_state"] is not None}
     cells = call.chunks * HV
@@ -254,13 +262,9 @@ def _launch(kernel: Any, programs: int, names: dict[str, Any], shape: Shape) -> 
 
 
 def _strides(tensors: dict[str, Any]) -> dict[str, int]:
-    """q_sb, q_st, q_sh, q_sk and so on: batch, token, head, channel."""
-    axes = {"q": "bthk", "k": "bthk", "v": "bthv", "g": "bthk", "beta": "bth"}
-    return {
-        f"{name}_s{axis}": stride
-        for name, letters in axes.items()
-        for axis, stride in zip(letters, tensors[name].stride(), strict=True)
-    }
+    """q_sb, q_st, q_sh and so on: batch, token, head. Channels are adjacent."""
+    names = ("q", "k", "v", "g", "beta")
+    return {f"{name}_s{axis}": s for name in names for axis, s in zip("bth", tensors[name].stride(), strict=False)}
 
 
 def launch_chunk(tensors: dict[str, Any], options: Options) -> tuple[Tensor, Tensor | None]:
@@ -308,16 +312,21 @@ def configurations(shared_memory: int = HOPPER_SHARED) -> list[Configuration]:
     halves, every = (torch.bfloat16, torch.float16), (torch.bfloat16, torch.float16, torch.float32)
     cases = [(128, 128, dtype, packed) for dtype in every for packed in (False, True)]
     cases += [(K, V, dtype, False) for K, V in ((20, 100), (64, 64), (256, 256)) for dtype in halves]
+    cases = [(N, *case) for case in cases for N in ((1, 2, 4) if case[:2] == (128, 128) else (2,))]
     return [
-        Configuration(describe(gate=gate, K=K, V=V, dtype=str(dtype).removeprefix("torch."), packed=packed), launch)
-        for K, V, dtype, packed in cases
+        Configuration(describe(gate=gate, N=N, K=K, V=V, dtype=_name(dtype), packed=packed), launch)
+        for N, K, V, dtype, packed in cases
         for gate, front_end in example_front_ends(CHECKPOINT["HV"], K).items()
-        for launch in _example(CHECKPOINT | {"K": K, "V": V}, dtype, packed, front_end)
+        for launch in _example(CHECKPOINT | {"K": K, "V": V}, dtype, packed, front_end, N)
     ]
 
 
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
 def _example(
-    sizes: dict[str, int], dtype: torch.dtype, packed: bool, front_end: FrontEnd | None, N: int = 2, T: int = 8192
+    sizes: dict[str, int], dtype: torch.dtype, packed: bool, front_end: FrontEnd | None, N: int, T: int = 8192
 ) -> list[Launch]:
     tensors: dict[str, Any] = dict.fromkeys(INPUTS) | example_inputs(1 if packed else N, T, sizes, dtype)
     if front_end is not None and front_end.gate is not None:

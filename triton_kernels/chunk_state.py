@@ -1,12 +1,18 @@
 """Stages 5 and 6: carry the state over a segment's chunks, and write the output on the way.
 
-One program a segment, head and slice of value channels, with the state [K, slice] in fp32 registers:
+One program a segment, head and slice of value channels, with its columns of the state in fp32 registers:
 
-    [v_new; o] = uo - wq S                      v_new = u - w S; the output's rows are made likewise
-    S_next     = exp(G_C) S + kg^T v_new
+    v_new  = u - w S
+    S_next = exp(G_C) S + kg^T v_new
+    o      = qg S + Aqk v_new
 
-The only serial part, so everything that can be computed without S was: a chunk is two products, one after
-the other.
+The only serial part, so everything that can be computed without S was: from one state to the next it is two
+products, one after the other. A program reads w, qg, kg and Aqk whole, whatever its slice, at about 50 bytes a
+nanosecond; so slices are as narrow as the GPU has multiprocessors for. Two forms of the same:
+
+    narrow  S [K, slice], slices of 16 or 32       S and v_new go to shared memory, as right operands
+    wide    S^T [slice, K], slices of 64 or 128    S^T and v_new^T are left operands, which a matrix unit takes
+                                                   from the registers that hold them; u comes transposed
 """
 
 import triton
@@ -18,8 +24,9 @@ from .chunk_table import load_offset
 @triton.jit
 def kda_state_kernel(
     wq,
-    uo,
+    u,
     kg,
+    Aqk,
     chunk_decay,
     o,
     initial_state,
@@ -39,6 +46,7 @@ def kda_state_kernel(
     HAS_FINAL: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
+    WIDE: tl.constexpr,
 ):
     pid = tl.program_id(0)
     SLICES: tl.constexpr = VP // BV
@@ -59,36 +67,58 @@ def kda_state_kernel(
     DOT: tl.constexpr = wq.dtype.element_ty
     channel = tl.arange(0, KP)
     rows = tl.arange(0, CHUNK)
-    state_at = ((segment.to(tl.int64) * HV + hv) * K + channel[:, None]) * V + value[None, :]
+    state_cell = (segment.to(tl.int64) * HV + hv) * K * V
+    state_at = channel[:, None] * V + value[None, :]
     state_mask = (channel < K)[:, None] & (value < V)[None, :]
-    S = tl.zeros([KP, BV], tl.float32)
+    if WIDE:
+        state_at = tl.trans(state_at)
+        state_mask = tl.trans(state_mask)
+    S = tl.zeros(state_at.shape, tl.float32)
     if HAS_INITIAL:
-        S = tl.load(initial_state + state_at, mask=state_mask, other=0.0)
+        S = tl.load(initial_state + state_cell + state_at, mask=state_mask, other=0.0)
 
     # scalar pointers walk, offsets stay: one addition a tensor and chunk, instead of one an element
     cell = first.to(tl.int64) * HV + hv
     wq += cell * 2 * CHUNK * KP
-    uo += cell * 2 * CHUNK * VP
+    u += cell * CHUNK * VP
     kg += cell * CHUNK * KP
+    Aqk += cell * CHUNK * CHUNK
     chunk_decay += cell * KP
     o += (start * HV + hv) * V
-    both = tl.arange(0, 2 * CHUNK)[:, None]
     o_at = rows[:, None] * (HV * V) + value[None, :]
+    k_at = rows[:, None] * KP + channel[None, :]
+    both_at = tl.arange(0, 2 * CHUNK)[:, None] * KP + channel[None, :]
     for n in tl.range(0, chunks, num_stages=STAGES):
-        x_wq = tl.load(wq + both * KP + channel[None, :])
-        x_uo = tl.load(uo + both * VP + value[None, :])
-        x_kg = tl.load(kg + rows[:, None] * KP + channel[None, :])
+        if WIDE:
+            x_w = tl.load(wq + k_at)
+            x_qg = tl.load(wq + CHUNK * KP + k_at)
+            x_u = tl.load(u + value[:, None] * CHUNK + rows[None, :])
+        else:
+            x_wq = tl.load(wq + both_at)
+            x_u = tl.load(u + rows[:, None] * VP + value[None, :])
+        x_kg = tl.load(kg + k_at)
+        x_Aqk = tl.load(Aqk + rows[:, None] * CHUNK + rows[None, :])
         decay = tl.load(chunk_decay + channel)
-        x_vo = x_uo - tl.dot(x_wq, S.to(DOT), input_precision=PRECISION)
-        v_new, x_o = tl.split(tl.permute(tl.reshape(x_vo, [2, CHUNK, BV]), [1, 2, 0]))
-        S = S * decay[:, None] + tl.dot(tl.trans(x_kg), v_new.to(DOT), input_precision=PRECISION)
-        tl.store(
-            o + o_at, x_o.to(o.dtype.element_ty), mask=(rows < length - n * CHUNK)[:, None] & (value < V)[None, :]
-        )
+        S_dot = S.to(DOT)
+        if WIDE:
+            wS = tl.dot(S_dot, tl.trans(x_w), input_precision=PRECISION)
+            qS = tl.dot(S_dot, tl.trans(x_qg), input_precision=PRECISION)
+            v_new = (x_u - wS).to(DOT)
+            S = tl.dot(v_new, x_kg, S * decay[None, :], input_precision=PRECISION)
+            x_o = tl.trans(tl.dot(v_new, tl.trans(x_Aqk), qS, input_precision=PRECISION))
+        else:
+            wqS = tl.dot(x_wq, S_dot, input_precision=PRECISION)
+            wS, qS = tl.split(tl.permute(tl.reshape(wqS, [2, CHUNK, BV]), [1, 2, 0]))
+            v_new = (x_u - wS).to(DOT)
+            S = S * decay[:, None] + tl.dot(tl.trans(x_kg), v_new, input_precision=PRECISION)
+            x_o = tl.dot(x_Aqk, v_new, qS, input_precision=PRECISION)
+        mask = (rows < length - n * CHUNK)[:, None] & (value < V)[None, :]
+        tl.store(o + o_at, x_o.to(o.dtype.element_ty), mask=mask)
         wq += HV * 2 * CHUNK * KP
-        uo += HV * 2 * CHUNK * VP
+        u += HV * CHUNK * VP
         kg += HV * CHUNK * KP
+        Aqk += HV * CHUNK * CHUNK
         chunk_decay += HV * KP
         o += CHUNK * HV * V
     if HAS_FINAL:
-        tl.store(final_state + state_at, S, mask=state_mask)
+        tl.store(final_state + state_cell + state_at, S, mask=state_mask)

@@ -1,8 +1,10 @@
 """Stages 1 to 3 inside tiles of 16 tokens: front end, decays, diagonal blocks of A and Aqk, their inverse.
 
 One program of one warp a tile and head; it walks over the key channels in slices, so that registers stay few
-and many programs share a multiprocessor. Three things leave it for the chunk: k and q times their decay inside
-the tile, the tile's whole decay, and the 16 x 16 blocks of T and Aqk.
+and many programs share a multiprocessor. It walks twice: norms first, so that k and q leave it normalised and
+rounded once. Three things leave it for the chunk: k and q times their decay inside the tile, the tile's whole
+decay, and the 16 x 16 blocks of T and Aqk. Few programs hide little of the memory's latency, so each asks for
+all that it will read before it reads the first of it (`prefetch_rows`).
 
 Decays between tokens are products of exp(g), never of their inverses, by the halving of
 `kimi_linear.reference.chunked.halving`: for sibling blocks of h = 1, 2, 4, 8 tokens,
@@ -121,6 +123,18 @@ def invert_tile(A, SOLVE: tl.constexpr, PRECISION: tl.constexpr):
 
 
 @triton.jit
+def prefetch_rows(x, rows, stride, CHANNELS: tl.constexpr):
+    """Bring rows of adjacent channels into the L2 cache; x points at row 0. NVIDIA only."""
+    SPAN: tl.constexpr = 128 * 8 // x.dtype.element_ty.primitive_bitwidth  # elements of a cache line
+    LINES: tl.constexpr = triton.next_power_of_2(triton.cdiv(CHANNELS, SPAN))
+    first = tl.minimum(tl.arange(0, LINES) * SPAN, CHANNELS - 1)
+    lines = x + rows.to(tl.int64)[:, None] * stride + first[None, :]
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.u32 $0, 0;", "=r,l", [lines], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+
+@triton.jit
 def zero_rows(o, token, valid, hv, HV: tl.constexpr, V: tl.constexpr, VP: tl.constexpr):
     """o is dense, [T, HV, V] of one packed row."""
     rows = tl.arange(0, valid.shape[0])[:, None]
@@ -141,8 +155,8 @@ def kda_tiles_kernel(
     k_start,
     k_end,
     q_start,
-    tile_gate,
-    row_factors,
+    tile_decay,
+    strength,
     T_tile,
     Aqk_tile,
     cu_seqlens,
@@ -156,15 +170,12 @@ def kda_tiles_kernel(
     q_sb,
     q_st: tl.constexpr,
     q_sh,
-    q_sk: tl.constexpr,
     k_sb,
     k_st: tl.constexpr,
     k_sh,
-    k_sk: tl.constexpr,
     g_sb,
     g_st: tl.constexpr,
     g_sh,
-    g_sk: tl.constexpr,
     beta_sb,
     beta_st,
     beta_sh,
@@ -185,6 +196,7 @@ def kda_tiles_kernel(
     DOT: tl.constexpr,
     SOLVE: tl.constexpr,
     PRECISION: tl.constexpr,
+    PREFETCH: tl.constexpr,
 ):
     pid = tl.program_id(0)
     hv = pid % HV
@@ -199,14 +211,19 @@ def kda_tiles_kernel(
     if segment == N:  # rows past the last segment
         zero_rows(o, token, valid, hv, HV, V, VP)
         return
-    b = row.to(tl.int64)
+    n = row.to(tl.int64)
     t = token.to(tl.int64)
     h = (hv // (HV // H)).to(tl.int64)
-    q += b * q_sb + t * q_st + h * q_sh
-    k += b * k_sb + t * k_st + h * k_sh
-    g += b * g_sb + t * g_st + hv.to(tl.int64) * g_sh
-    beta += b * beta_sb + t * beta_st + hv.to(tl.int64) * beta_sh
+    q += n * q_sb + t * q_st + h * q_sh
+    k += n * k_sb + t * k_st + h * k_sh
+    g += n * g_sb + t * g_st + hv.to(tl.int64) * g_sh
+    beta += n * beta_sb + t * beta_st + hv.to(tl.int64) * beta_sh
     r = rows.to(tl.int64)[:, None]
+    if PREFETCH:
+        inside = tl.minimum(token + rows, T - 1) - token
+        prefetch_rows(k, inside, k_st, K)
+        prefetch_rows(q, inside, q_st, K)
+        prefetch_rows(g, inside, g_st, K)
 
     # where the tile's rows go: chunks are dense, [chunk, HV, 64, ..]
     cell = chunk.to(tl.int64) * HV + hv
@@ -214,60 +231,61 @@ def kda_tiles_kernel(
     k_end += out_row * KP
     k_start += out_row * KP
     q_start += out_row * KP
-    tile_gate += (cell * (CHUNK // TILE) + tile) * KP
-    row_factors += cell * 3 * CHUNK + tile * TILE + rows
+    tile_decay += (cell * (CHUNK // TILE) + tile) * KP
     root_rate = 0.0
     if GATE != GATE_NONE:
         root_rate = tl.exp2(tl.load(A_log + hv).to(tl.float32) * (LOG2E / 2))
 
-    A = tl.zeros([TILE, TILE], tl.float32)
-    Aqk = tl.zeros([TILE, TILE], tl.float32)
     kk = tl.zeros([TILE, TILE], tl.float32)
     qq = tl.zeros([TILE, TILE], tl.float32)
     qk = tl.zeros([TILE, TILE], tl.float32)
     for k0 in tl.range(0, KP, BK, disable_licm=True):
-        # odd is 0, which the compiler cannot know: it sees pairs of channels, no longer runs, and so lays
-        # them out two to a thread with all rows of a channel in one thread, where sums over rows cost least
         channel = k0 + 2 * odd + tl.arange(0, BK)
-        c = channel.to(tl.int64)[None, :]
         mask = valid[:, None] & (channel < K)[None, :]
-        x_q = tl.load(q + r * q_st + c * q_sk, mask=mask, other=0.0).to(DOT)
-        x_k = tl.load(k + r * k_st + c * k_sk, mask=mask, other=0.0).to(DOT)
-        x_g = tl.load(g + r * g_st + c * g_sk, mask=mask, other=0.0).to(tl.float32)
-        bias = tl.zeros([BK], tl.float32)
-        if GATE != GATE_NONE:
-            bias = tl.load(dt_bias + hv * K + channel, mask=channel < K, other=0.0).to(tl.float32)
-        x_g = tl.where(valid[:, None], log2_decay(x_g, bias[None, :], root_rate, lower_bound, GATE), 0.0)
+        x_k = tl.load(k + r * k_st + channel[None, :], mask=mask, other=0.0).to(DOT)
+        x_q = tl.load(q + r * q_st + channel[None, :], mask=mask, other=0.0).to(DOT)
         k_t = tl.trans(x_k)
         qk += tl.dot(x_q, k_t, input_precision=PRECISION)
         if L2NORM:
             kk += tl.dot(x_k, k_t, input_precision=PRECISION)
             qq += tl.dot(x_q, tl.trans(x_q), input_precision=PRECISION)
-        if GATE == GATE_BOUNDED_MILD:
-            k_s, k_e, q_s, A, Aqk = add_products_from_middle(x_q, x_k, x_g, lower_bound, A, Aqk, DOT, PRECISION)
-        else:
-            k_s, k_e, q_s, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
-        at = rows[:, None] * KP + channel[None, :]
-        tl.store(k_start + at, k_s.to(DOT))
-        tl.store(q_start + at, q_s.to(DOT))
-        tl.store(k_end + at, k_e.to(DOT))
-        tl.store(tile_gate + channel, tl.sum(x_g, axis=0))
-
-    # what only scales rows waits until all channels are seen: l2norm, scale, beta
-    x_beta = tl.load(beta + rows.to(tl.int64) * beta_st, mask=valid, other=0.0)
-    strength = tl.where(valid, write_strength(x_beta.to(tl.float32), BETA), 0.0)
     k_norm = tl.full([TILE], 1.0, tl.float32)
     q_norm = k_norm * scale
     if L2NORM:
         k_norm = tl.rsqrt(diagonal(kk) + l2norm_eps)
         q_norm = scale * tl.rsqrt(diagonal(qq) + l2norm_eps)
-    tl.store(row_factors, strength)
-    tl.store(row_factors + CHUNK, k_norm)
-    tl.store(row_factors + 2 * CHUNK, q_norm)
+
+    A = tl.zeros([TILE, TILE], tl.float32)
+    Aqk = tl.zeros([TILE, TILE], tl.float32)
+    for k0 in tl.range(0, KP, BK, disable_licm=True):
+        # odd is 0, which the compiler cannot know: it sees pairs of channels, no longer runs, and so lays
+        # them out two to a thread with all rows of a channel in one thread, where sums over rows cost least
+        channel = k0 + 2 * odd + tl.arange(0, BK)
+        mask = valid[:, None] & (channel < K)[None, :]
+        x_k = tl.load(k + r * k_st + channel[None, :], mask=mask, other=0.0).to(DOT)
+        x_q = tl.load(q + r * q_st + channel[None, :], mask=mask, other=0.0).to(DOT)
+        x_g = tl.load(g + r * g_st + channel[None, :], mask=mask, other=0.0).to(tl.float32)
+        bias = tl.zeros([BK], tl.float32)
+        if GATE != GATE_NONE:
+            bias = tl.load(dt_bias + hv * K + channel, mask=channel < K, other=0.0).to(tl.float32)
+        x_g = tl.where(valid[:, None], log2_decay(x_g, bias[None, :], root_rate, lower_bound, GATE), 0.0)
+        if GATE == GATE_BOUNDED_MILD:
+            k_s, k_e, q_s, A, Aqk = add_products_from_middle(x_q, x_k, x_g, lower_bound, A, Aqk, DOT, PRECISION)
+        else:
+            k_s, k_e, q_s, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
+        at = rows[:, None] * KP + channel[None, :]
+        tl.store(k_start + at, (k_s * k_norm[:, None]).to(DOT))
+        tl.store(k_end + at, (k_e * k_norm[:, None]).to(DOT))
+        tl.store(q_start + at, (q_s * q_norm[:, None]).to(DOT))
+        tl.store(tile_decay + channel, tl.exp2(tl.sum(x_g, axis=0)))
+
+    x_beta = tl.load(beta + rows.to(tl.int64) * beta_st, mask=valid, other=0.0)
+    b = tl.where(valid, write_strength(x_beta.to(tl.float32), BETA), 0.0)
+    tl.store(strength + cell * CHUNK + tile * TILE + rows, b)
 
     i = rows[:, None]
     j = rows[None, :]
-    A = tl.where(j < i, A * (strength * k_norm)[:, None] * k_norm[None, :], 0.0)
+    A = tl.where(j < i, A * (b * k_norm)[:, None] * k_norm[None, :], 0.0)
     Aqk = tl.where(j < i, Aqk, tl.where(j == i, qk, 0.0)) * q_norm[:, None] * k_norm[None, :]
     X = invert_tile(A, SOLVE, PRECISION)
     tl.store(T_tile + out_row * TILE + i * TILE + j, X.to(T_tile.dtype.element_ty))

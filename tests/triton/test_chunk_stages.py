@@ -15,7 +15,11 @@ from kimi_linear.triton_kernels import chunk_launch
 from kimi_linear.triton_kernels.chunk_table import CHUNK, TILE
 
 CASE = Case(1, 100, 1, 2, 20, 12, None, "typical", "cosine_0.9", "half_open", True, CHUNK, 5)
-GATES = ["typical", "minus30"]
+CASES = {
+    "narrow, typical gate": CASE,
+    "narrow, strong gate": dataclasses.replace(CASE, gate="minus30"),
+    "wide": dataclasses.replace(CASE, V=40),
+}
 
 
 def run_kernels(x, front_end=None, scale=None):
@@ -25,14 +29,18 @@ def run_kernels(x, front_end=None, scale=None):
     tensors |= {"initial_state": x.h0.to(DEVICE)}
     K, V = x.k.shape[-1], x.v.shape[-1]
     call = chunk_launch.prepare(tensors, chunk_launch.options_of(front_end, scale or K**-0.5, True))
+    wide = V > 32
+    if wide:  # fp32 never chooses it
+        call = call._replace(plan=call.plan._replace(state=chunk_launch.Shape(chunk_launch.WIDE, warps=4)))
     memory = torch.full((call.layout.size,), 255, dtype=torch.uint8, device=DEVICE)  # NaN, all of it
     ws = call.layout.cut(memory)
     o, final = torch.full_like(tensors["v"], torch.nan), torch.full_like(tensors["initial_state"], torch.nan)
     for launch in chunk_launch.chunk_launches(tensors | {"o": o, "final_state": final}, ws, call):
         launch.run()
-    channels = {"uo": V} | dict.fromkeys(("k_start", "k_end", "q_start", "kg", "wq", "tile_gate", "chunk_decay"), K)
+    u = ws.u.unflatten(2, (call.plan.VP, CHUNK)).mT if wide else ws.u.unflatten(2, (CHUNK, call.plan.VP))
+    channels = dict.fromkeys(("k_start", "k_end", "q_start", "kg", "wq", "tile_decay", "chunk_decay"), K)
     cut = {name: y[..., : channels.get(name)].cpu() for name, y in ws._asdict().items()}
-    return cut | {"o": o.cpu(), "final_state": final.cpu()}
+    return cut | {"u": u[..., :V].cpu(), "o": o.cpu(), "final_state": final.cpu()}
 
 
 def in_tiles(x):
@@ -56,14 +64,14 @@ def expected(x):
     return {
         "k_start": k * start,
         "k_end": k * end,
-        "scaled q_start": q * start,
-        "tile_gate": whole.squeeze(3) / torch.log(torch.tensor(2.0, dtype=g.dtype)),
+        "q_start": q * start,
+        "tile_decay": whole.squeeze(3).exp(),
         "T_tile": diagonal_blocks(T),
         "Aqk_tile": diagonal_blocks(Aqk),
         "w": w,
+        "qg": q * G.exp(),
         "u": u,
-        "x_q": Aqk @ w - q * G.exp(),
-        "x_v": Aqk @ u,
+        "Aqk": Aqk,
         "kg": k * (G[:, :, -1:] - G).exp(),
         "chunk_decay": G[:, :, -1].exp(),
         "o": y.by_token("o"),
@@ -73,8 +81,7 @@ def expected(x):
 
 def left_by_kernels(x):
     got = run_kernels(x)
-    got["scaled q_start"] = got["q_start"] * got["row_factors"][:, :, 2, :, None]
-    (got["w"], got["x_q"]), (got["u"], got["x_v"]) = (got[name].chunk(2, dim=2) for name in ("wq", "uo"))
+    got["w"], got["qg"] = got["wq"].chunk(2, dim=2)
     return got
 
 
@@ -84,19 +91,18 @@ def through_log2(x):
     return dataclasses.replace(x, g=x.g * log2e / log2e)
 
 
-@pytest.fixture(scope="module", params=GATES)
+@pytest.fixture(scope="module", params=CASES.values(), ids=CASES)
 def stages(request):
-    x = draw_inputs(dataclasses.replace(CASE, gate=request.param))
+    x = draw_inputs(request.param)
     exact = expected(x)
     bounds = bounds_of(list(exact.values()), lambda: list(expected(through_log2(x)).values()))
     return left_by_kernels(x.to(torch.float32)), exact, dict(zip(exact, bounds, strict=True))
 
 
 @pytest.mark.parametrize("names", [
-    ("k_start", "k_end", "scaled q_start", "tile_gate"),
+    ("k_start", "k_end", "q_start", "tile_decay"),
     ("T_tile", "Aqk_tile"),
-    ("w", "u"),
-    ("x_q", "x_v"),
+    ("w", "qg", "u", "Aqk"),
     ("kg", "chunk_decay"),
     ("o", "final_state"),
 ], ids=" ".join)  # fmt: skip
@@ -114,12 +120,13 @@ def test_the_judge_sees_a_tile_whose_decay_starts_a_token_late(stages):
         assert_within_envelope([got["k_end"].roll(1, dims=2)], [exact["k_end"]], [bounds["k_end"]])
 
 
-def test_rows_are_scaled_by_beta_and_the_norms():
+def test_keys_and_queries_leave_the_tiles_normalised():
     x = draw_inputs(CASE)
-    x = dataclasses.replace(x, q=3 * x.q, k=5 * x.k)
-    got = run_kernels(x.to(torch.float32), FrontEnd(gate=None, beta=None), scale=0.5)["row_factors"][:, 0]
-    q, k = x.q[0, :, 0], x.k[0, :, 0]
-    exact = torch.stack([x.beta[0, :, 0], 1 / k.norm(dim=-1), 0.5 / q.norm(dim=-1)])
-    rows = got.movedim(1, 0).flatten(1)[:, : CASE.T]
+    x = dataclasses.replace(x, q=3 * x.q, k=5 * x.k, g=torch.zeros_like(x.g))  # no decay: what is left is the norm
+    got = run_kernels(x.to(torch.float32), FrontEnd(gate=None, beta=None), scale=0.5)
     eps = torch.finfo(torch.float32).eps
-    assert ((rows / exact - 1).abs() <= 4 * eps + 1e-6 / 9).all(), "1e-6 under the root moves it by its share"
+    for name, exact, scale in (("q_start", x.q, 0.5), ("k_start", x.k, 1.0), ("k_end", x.k, 1.0)):
+        rows = got[name][:, 0].flatten(0, 1)[: CASE.T]
+        exact = scale * exact[0, :, 0] / exact[0, :, 0].norm(dim=-1, keepdim=True)
+        assert ((rows / exact - 1).abs() <= 4 * eps + 1e-6 / 9).all(), "1e-6 under the root moves it by its share"
+    assert torch.equal(got["strength"][:, 0].flatten()[: CASE.T], x.beta[0, :, 0].float())
