@@ -144,9 +144,10 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
     VP = max(narrowest, next_power_of_2(V))
     full = "ieee" if torch.version.hip is not None or q.device.type == "cpu" else "tf32x3"
     block = min(64 if half else 32, max(16, KP // 2))  # a loop of one slice is unrolled, and spills
+    hopper = _shared_memory(q.device) >= HOPPER_SHARED  # older matrix units spill under a cap, and with wide slices
     shapes = {
         "tiles": Shape(block, warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
-        "chunks": Shape(block, warps=4, registers=168 if half and KP <= 128 else None),
+        "chunks": Shape(block, warps=4, registers=168 if half and KP <= 128 and hopper else None),
         "state": _state_shape(q, VP, KP, segment_heads),
     }
     for kernel in shapes:
@@ -167,7 +168,7 @@ def _state_shape(q: Tensor, VP: int, KP: int, segment_heads: int) -> Shape:
     if q.dtype == torch.float32 or KP > 128:  # 4 warps fault at K = 256 on triton 3.6, and spill more in fp32
         return Shape(min(32, VP), warps=8)
     prefetches = _shared_memory(q.device) >= ROOM_TO_PREFETCH
-    if VP <= 32 or _shared_memory(q.device) < HOPPER_SHARED:  # older matrix units spill wide slices
+    if VP <= 32 or _shared_memory(q.device) < HOPPER_SHARED:
         return Shape(min(32, VP), warps=4, stages=3 if prefetches else 1)
 
     def microseconds(block: int) -> float:
@@ -312,10 +313,10 @@ def configurations(shared_memory: int = HOPPER_SHARED) -> list[Configuration]:
     halves, every = (torch.bfloat16, torch.float16), (torch.bfloat16, torch.float16, torch.float32)
     cases = [(128, 128, dtype, packed) for dtype in every for packed in (False, True)]
     cases += [(K, V, dtype, False) for K, V in ((20, 100), (64, 64), (256, 256)) for dtype in halves]
-    cases = [(N, *case) for case in cases for N in ((1, 2, 4) if case[:2] == (128, 128) else (2,))]
     return [
         Configuration(describe(gate=gate, N=N, K=K, V=V, dtype=_name(dtype), packed=packed), launch)
-        for N, K, V, dtype, packed in cases
+        for K, V, dtype, packed in cases
+        for N in ((1, 2, 4) if (K, V) == (128, 128) else (2,))  # segments: slices of 32, 64 and 128
         for gate, front_end in example_front_ends(CHECKPOINT["HV"], K).items()
         for launch in _example(CHECKPOINT | {"K": K, "V": V}, dtype, packed, front_end, N)
     ]
