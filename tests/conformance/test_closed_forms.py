@@ -1,5 +1,7 @@
 """Closed forms: their truths are right without the reference, and their verdicts say what is off."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -108,6 +110,20 @@ def test_a_closed_form_passes_a_right_kernel_and_fails_one_whose_state_is_off(id
 @pytest.mark.parametrize("id", ["gated_deltanet", "deltanet", "reflection", "split"])
 def test_a_closed_form_with_an_output_fails_a_kernel_whose_output_is_off(id):
     assert FORMS[f"limit.{id}"](bench_of(Slips("o"))).place.result == "o"
+
+
+def test_a_kernel_that_hangs_in_a_closed_form_is_stopped_after_the_seconds_of_its_bench(monkeypatch):
+    asked = []
+
+    def stopped(adapter, problem, caps, *arguments, seconds):
+        asked.append(seconds)
+        return truth_of(problem)
+
+    monkeypatch.setattr("kimi_linear.conformance.closed_forms.guarded_run", stopped)
+    bench = dataclasses.replace(bench_of(), seconds=7.0)
+    for id in ("decay_only", "gated_deltanet"):
+        assert FORMS[f"limit.{id}"](bench).status == "pass"
+    assert asked == [7.0, 7.0]
 
 
 def test_a_closed_form_is_registered_with_its_case_and_what_it_catches(monkeypatch):
