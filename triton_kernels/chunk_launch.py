@@ -28,7 +28,7 @@ from .replay import Calls
 from .support import Configuration, Launch, cdiv, metadata, next_power_of_2, remember
 
 SLICE_US = {16: 1.05, 32: 1.22, 64: 1.38, 128: 2.39}  # a chunk in the state kernel, by value channels, on an H200
-WIDE = 64  # slices from here on are computed transposed
+WIDE = 64  # slices from here on are computed transposed; in fp32 all are, which spills less
 MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 ROOM_TO_PREFETCH = 163 * 1024  # bytes of shared memory: three chunks of 128 channels take up to 162 KiB
@@ -64,6 +64,7 @@ class Plan(NamedTuple):
     tiles: Shape
     chunks: Shape
     state: Shape
+    wide: bool  # the state kernel's form
     dot: tl.dtype
     solve: tl.dtype  # operands of the inverse
     precision: str
@@ -144,10 +145,11 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
     VP = max(narrowest, next_power_of_2(V))
     full = "ieee" if torch.version.hip is not None or q.device.type == "cpu" else "tf32x3"
     block = min(64 if half else 32, max(16, KP // 2))  # a loop of one slice is unrolled, and spills
+    tile_block = block if half else 16
     hopper = _shared_memory(q.device) >= HOPPER_SHARED  # older matrix units spill under a cap, and with wide slices
     shapes = {
-        "tiles": Shape(block, warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
-        "chunks": Shape(block, warps=4, registers=168 if half and KP <= 128 and hopper else None),
+        "tiles": Shape(tile_block, warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
+        "chunks": Shape(block, warps=4, registers=168 if half and normalised and KP <= 128 and hopper else None),
         "state": _state_shape(q, VP, KP, segment_heads),
     }
     for kernel in shapes:
@@ -157,6 +159,7 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
         KP=KP,
         VP=VP,
         **shapes,
+        wide=shapes["state"].block >= WIDE or not half,
         dot=DOT_DTYPES[q.dtype],
         solve=tl.float16 if half and normalised else tl.float32,
         precision="tf32" if half and torch.version.hip is None else full,  # of products of fp32 operands
@@ -165,8 +168,10 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
 
 def _state_shape(q: Tensor, VP: int, KP: int, segment_heads: int) -> Shape:
     """Slices of value channels such that rounds of programs, one on each multiprocessor, take least."""
-    if q.dtype == torch.float32 or KP > 128:  # 4 warps fault at K = 256 on triton 3.6, and spill more in fp32
-        return Shape(min(32, VP), warps=8)
+    if q.dtype == torch.float32:
+        return Shape(16, warps=8)
+    if KP > 128:
+        return Shape(min(32, VP), warps=8)  # 4 warps fault on triton 3.6
     prefetches = _shared_memory(q.device) >= ROOM_TO_PREFETCH
     if VP <= 32 or _shared_memory(q.device) < HOPPER_SHARED:
         return Shape(min(32, VP), warps=4, stages=3 if prefetches else 1)
@@ -233,7 +238,7 @@ def chunk_launches(tensors: dict[str, Any], ws: Workspace, call: Prepared) -> li
     names |= {"H": H, "HV": HV, "K": K, "KP": p.KP, "V": V, "VP": p.VP, "CHUNK": CHUNK, "TILE": TILE}
     names |= {"GATE": o.gate, "L2NORM": o.l2norm_eps >= 0, "BETA": o.beta_code}
     names |= {"PACKED": packed, "STEPS": search_steps(N) if packed else 0}
-    names |= {"STAGES": p.state.stages, "WIDE": p.state.block >= WIDE}
+    names |= {"STAGES": p.state.stages, "WIDE": p.wide}
     names |= {
         "DOT": p.dot,
         "SOLVE": p.solve,

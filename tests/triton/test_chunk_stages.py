@@ -30,8 +30,8 @@ def run_kernels(x, front_end=None, scale=None):
     K, V = x.k.shape[-1], x.v.shape[-1]
     call = chunk_launch.prepare(tensors, chunk_launch.options_of(front_end, scale or K**-0.5, True))
     wide = V > 32
-    if wide:  # fp32 never chooses it
-        call = call._replace(plan=call.plan._replace(state=chunk_launch.Shape(chunk_launch.WIDE, warps=4)))
+    if not wide:  # in fp32 never chosen
+        call = call._replace(plan=call.plan._replace(wide=False))
     memory = torch.full((call.layout.size,), 255, dtype=torch.uint8, device=DEVICE)  # NaN, all of it
     ws = call.layout.cut(memory)
     o, final = torch.full_like(tensors["v"], torch.nan), torch.full_like(tensors["initial_state"], torch.nan)
