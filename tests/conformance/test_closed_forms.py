@@ -9,7 +9,7 @@ from kimi_linear.conformance.bench import Bench, RelationBroken
 from kimi_linear.conformance.closed_forms import CLOSED_FORMS, against, closed_form, transition_form
 from kimi_linear.conformance.emulated import EmulatedRecurrent
 from kimi_linear.conformance.gold import envelopes_of, truth_of
-from kimi_linear.conformance.limits import FORWARD_RATIO
+from kimi_linear.conformance.limits import FORWARD_RATIO, GRADIENT_RATIO
 from kimi_linear.conformance.panel import recurrent_kernel
 from kimi_linear.conformance.verdict import Verdict
 
@@ -48,20 +48,27 @@ def off_by(factor, name, index, problem):
     return {**truth_of(problem), name: exact}
 
 
-@pytest.mark.parametrize(("name", "index"), [("o", (1, 3, 0)), ("final_state", (1, 0, 2))])
-def test_a_row_may_be_off_a_closed_form_by_the_limit_and_not_by_more(name, index):
-    problem = small()
-    want = truth_of(problem)
-    verdict = against(want, off_by(0.999 * FORWARD_RATIO, name, index, problem), problem, "an id")
+@pytest.mark.parametrize(
+    ("name", "index", "limit"),
+    [
+        ("o", (1, 3, 0), FORWARD_RATIO),
+        ("final_state", (1, 0, 2), FORWARD_RATIO),
+        ("dq", (1, 3, 0), GRADIENT_RATIO),
+    ],
+)
+def test_a_row_may_be_off_a_closed_form_by_the_limit_and_not_by_more(name, index, limit):
+    problem = small(flags=("gradients",)) if name == "dq" else small()
+    want = {result: truth_of(problem)[result] for result in ("o", "final_state", name)}
+    verdict = against(want, off_by(0.999 * limit, name, index, problem), problem, "an id")
     assert (verdict.id, verdict.tier, verdict.status, verdict.limit) == ("an id", "limit", "pass", FORWARD_RATIO)
     assert verdict.contract == problem.contract
     assert (verdict.place, verdict.reason) == (None, "")
-    assert verdict.ratios[name] == pytest.approx(0.999 * FORWARD_RATIO)
-    verdict = against(want, off_by(1.001 * FORWARD_RATIO, name, index, problem), problem, "an id")
+    assert verdict.ratios[name] == pytest.approx(0.999 * limit)
+    verdict = against(want, off_by(1.001 * limit, name, index, problem), problem, "an id")
     assert verdict.failed
     assert (verdict.place.result, verdict.place.index, verdict.place.bad_rows) == (name, index, 1)
-    assert verdict.reason == f"{name} is off by {1.001 * FORWARD_RATIO:.3g} roundings; the limit is {FORWARD_RATIO:g}"
-    assert set(verdict.ratios) == {"o", "final_state"}
+    assert verdict.reason == f"{name} is off by {1.001 * limit:.3g} roundings; the limit is {limit:g}"
+    assert set(verdict.ratios) == set(want)
 
 
 def test_a_ratio_of_exactly_the_limit_passes_a_closed_form(monkeypatch):
