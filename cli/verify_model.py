@@ -13,6 +13,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -80,13 +81,15 @@ def logit_rows(progress: Callable[[str], None]) -> Iterator[Row]:
 
 
 def transformers_logits(folder: Path, ids: Tensor) -> Tensor:
-    """The same checkpoint through transformers' own Kimi Linear, in fp32. ImportError where there is none."""
+    """The same checkpoint through transformers' own Kimi Linear, in fp32. ImportError where it cannot run."""
     try:
         import transformers
     except ImportError:
         raise ImportError("transformers is not installed") from None
     if not hasattr(transformers, "KimiLinearForCausalLM"):
         raise ImportError(f"transformers {transformers.__version__} has no Kimi Linear")
+    if find_spec("fla") is not None:
+        raise ImportError("fla is installed, and transformers would call its GPU kernels on the CPU's tensors")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     with warnings.catch_warnings():

@@ -29,7 +29,7 @@ def planned(K=20, V=40):
 
 def test_a_table_changes_the_plan_of_its_sizes_only(tmp_path):
     before, other = planned(), planned(K=60)
-    assert (before.state.block, before.chunks.block) == (32, 16)
+    assert (before.state.block, before.chunks.block) == (16, 16)
     key = tuning.table_key("state", dtype=torch.float32, KP=32, VP=64, gate=1)
     tuning.use_table(write(tmp_path / "table.json", **{key: SHAPE}))
     assert planned().state == chunk_launch.Shape(**SHAPE)
