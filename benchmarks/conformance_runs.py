@@ -63,7 +63,7 @@ def record_of(column: Column, judged: Judged) -> dict[str, Any]:
     """A record with the verdicts, or with the problem."""
     about = {"date": TODAY, "machine": machine(column.device)}
     if judged.job.configs is not None:
-        about["note"] = f"the autotuner tried the first {judged.job.configs} configurations of each kernel"
+        about["note"] = f"the autotuner was left {judged.job.configs} configuration of each kernel, its first"
     if not judged.identity:
         problem = without_folders(judged.problem.splitlines()[-1])
         return {"column": column.name, "command": column.command, **about, "problem": problem}

@@ -230,5 +230,5 @@ def test_only_columns_of_fla_on_a_gpu_have_their_autotuner_limited_and_say_so(tm
         judged = Judged(made)
         judged.problem = "no module: /a/folder/of/mine/x.py"
         record = conformance_runs.record_of(column, judged)
-        assert ("first 2 configurations" in record.get("note", "")) == limited
+        assert ("1 configuration of each kernel" in record.get("note", "")) == limited
         assert record["problem"] == "no module: x.py"
