@@ -10,6 +10,10 @@
                            given, "dq" .. "dh0", and through a gate inside "dA_log" and "ddt_bias"
     "decode"               "o", for one step of sequences whose states lie in `call.state_pool`, which advances
 
+A short convolution, the operation "short_conv", has a function of its own beside `run`, or in its place:
+
+    convolve(call, want) -> dict[str, Tensor]   "y" and "final_state" for a `ConvCall`
+
 What is not declared is skipped and listed; what is declared and fails, fails. A module, a class instance or any
 object with the three functions is an adapter.
 """
@@ -37,6 +41,7 @@ from .capabilities import (
     Contract,
     FrontForm,
     Pool,
+    ShortConv,
 )
 from .contradictions import contradictions
 
@@ -48,12 +53,15 @@ __all__ = [
     "RESULTS",
     "STAGES",
     "Adapter",
+    "AnyCall",
     "BadAdapterError",
     "Call",
     "Capabilities",
     "Contract",
+    "ConvCall",
     "FrontForm",
     "Pool",
+    "ShortConv",
     "checked_capabilities",
     "load_adapter",
 ]
@@ -112,6 +120,31 @@ class Call:
         return options if self.front is None else {**options, "front_end": self.front_end}
 
 
+@dataclass(frozen=True)
+class ConvCall:
+    """One call of a short convolution with SiLU.
+
+    "short_conv"           x [B, T, D] or packed; "y" [B, T, D] and "final_state"
+    "short_conv_update"    x [N, D], one token a sequence; "y" [N, D], and `state_pool` advances in place
+    """
+
+    x: Tensor
+    weight: Tensor
+    initial_state: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    state_pool: Tensor | None = None
+    slot_indices: Tensor | None = None
+    operation: str = "short_conv"
+    contract: Contract = field(default_factory=Contract)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every input tensor by name."""
+        return {name: x for name, x in vars(self).items() if isinstance(x, Tensor)}
+
+
+AnyCall = Call | ConvCall
+
+
 def front_end_of(form: FrontForm, A_log: Tensor | None, dt_bias: Tensor | None) -> FrontEnd:
     """A front end with its gate's parameters."""
     gate: SoftplusGate | BoundedGate | None = None
@@ -120,6 +153,13 @@ def front_end_of(form: FrontForm, A_log: Tensor | None, dt_bias: Tensor | None) 
         gate = SoftplusGate(A_log, dt_bias) if softplus else BoundedGate(A_log, dt_bias, form.lower_bound)
     beta = cast(Literal["sigmoid", "double_sigmoid"] | None, form.beta)
     return FrontEnd(gate=gate, l2norm_eps=form.l2norm_eps, beta=beta)
+
+
+@runtime_checkable
+class Convolves(Protocol):
+    """What an adapter of a short convolution has beside them."""
+
+    def convolve(self, call: ConvCall, want: frozenset[str]) -> dict[str, Tensor]: ...
 
 
 @runtime_checkable
@@ -142,7 +182,8 @@ def load_adapter(where: str) -> Adapter:
     except Exception as error:  # whatever a stranger's module does while it is imported
         raise BadAdapterError(f"{where} does not load: {type(error).__name__}: {error}") from error
     found = found() if isinstance(found, type) else found
-    for name in ("capabilities", "run", "identity"):
+    entry = "convolve" if callable(getattr(found, "convolve", None)) else "run"
+    for name in ("capabilities", entry, "identity"):
         if not callable(getattr(found, name, None)):
             raise BadAdapterError(f"{where} must have a function {name}(); it has none")
     return found
@@ -156,6 +197,10 @@ def checked_capabilities(adapter: Adapter) -> Capabilities:
         raise BadAdapterError(f"capabilities() raises {type(error).__name__}: {error}") from error
     if not isinstance(caps, Capabilities):
         raise BadAdapterError(f"capabilities() must return Capabilities; got {type(caps).__name__}")
+    entries = {"convolve" if operation == "short_conv" else "run" for operation in caps.operations}
+    for name in sorted(entries):
+        if not callable(getattr(adapter, name, None)):
+            raise BadAdapterError(f"operations={caps.operations} need a function {name}(call, want); there is none")
     for complaint in contradictions(caps):
         raise BadAdapterError(f"capabilities: {complaint}")
     return caps

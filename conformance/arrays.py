@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .adapter import Call
+from .adapter import AnyCall
 from .capabilities import Capabilities
 
 
-def as_asked(call: Call, caps: Capabilities) -> Call:
+def as_asked(call: AnyCall, caps: Capabilities) -> Any:
     """The call with the arrays that the kernel wants, over the same memory."""
     if caps.arrays == "torch":
         return call

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from .adapter import Call, Capabilities
+from .adapter import Call, Capabilities, ConvCall
 from .bench import Bench
 from .guard import KernelFailure
 from .plain import from_plain
@@ -59,6 +59,10 @@ class ByFile:
         key = key_of(call, want)
         self.seen[key] += 1  # the same call again is another run of the kernel
         return self.answer(call, want, f"{key}.{self.seen[key]}")
+
+    def convolve(self, call: ConvCall, want: frozenset[str]) -> dict[str, Tensor]:
+        self.reason = "a short convolution does not travel by file"
+        raise KernelFailure(self.reason)
 
     def answer(self, call: Call, want: frozenset[str], key: str) -> dict[str, Tensor]:
         raise NotImplementedError

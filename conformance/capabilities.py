@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-OPERATIONS = ("chunk", "recurrent", "decode", "backward")
+OPERATIONS = ("chunk", "recurrent", "decode", "backward", "short_conv")
 RESULTS = ("o", "final_state")
 GRADIENTS = ("dq", "dk", "dv", "dg", "dbeta", "dh0")
 PARAMETER_GRADIENTS = ("dA_log", "ddt_bias")  # of a gate inside, [HV] and [HV, K]
@@ -96,10 +96,28 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class ShortConv:
+    """How a kernel convolves in front of q, k and v: y_t = silu(sum_j weight[:, j] x_{t - W + 1 + j}).
+
+    taps      numbers W of taps that it takes; the last one reads x_t
+    layout    of states, which hold the last W - 1 inputs, oldest first, in x's dtype: "DW" for [N, D, W - 1], or "WD"
+    packed    cu_seqlens
+    update    a step of one token too: x [N, D], states in a pool that advances in place
+    nobody    slot indices that stand for padding in it: nothing is read or written there
+    """
+
+    taps: tuple[int, ...] = (4,)
+    layout: str = "DW"
+    packed: bool = True
+    update: bool = True
+    nobody: tuple[int, ...] = (-1,)
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """What a kernel can do. Conventions differ in the field, so the oracle speaks the kernel's own.
 
-    operations      of OPERATIONS; "decode" needs `pool`
+    operations      of OPERATIONS; "decode" needs `pool`, "short_conv" needs `short_conv`
     K, V            allowed channels (None: any); a case is fitted to the nearest allowed size
     square          K and V must be equal
     groups          HV may be a multiple of H
@@ -122,6 +140,7 @@ class Capabilities:
     front_backward  a declared backward goes through front ends too: gradients of what was given, A_log and dt_bias
                     included
     pool            how "decode" keeps states
+    short_conv      how "short_conv" convolves
     refuses         bad input that raises an error which names the argument, of REFUSALS: "shapes" of k, v, g, beta;
                     "groups", heads of v that are no multiple of q's; "dtypes" of q and k that differ; rows of
                     "state"; "packed_batch", "packed_start", "packed_order", "packed_end" of cu_seqlens;
@@ -152,6 +171,7 @@ class Capabilities:
     plain: bool = True
     front_backward: bool = True
     pool: Pool | None = None
+    short_conv: ShortConv | None = None
     refuses: tuple[str, ...] = ()
 
     @property

@@ -139,7 +139,7 @@ def length_of(length: Length, chunk_size: int) -> int:
 def why_not(case: Case, caps: Capabilities, contract: Contract) -> str | None:
     """Why a kernel need not take a case, in words; None if it has to."""
     if not caps.whole_sequences:
-        return "only decoding is declared"
+        return "whole sequences are not declared"
     if case.front is not None and not suitable_fronts(case, caps):
         return f"a front end with {SUBJECTS[case.front]} is not declared"
     if case.has("exact") and caps.forced_front is not None:

@@ -19,8 +19,8 @@ from .precision import DTYPES, MANTISSA
 def contradictions(caps: Capabilities) -> list[str]:
     """What an adapter's capabilities say that means nothing, or contradicts the rest."""
     found = []
-    if not {"chunk", "recurrent", "decode"} & set(caps.operations):
-        found.append(f'operations must name "chunk", "recurrent" or "decode"; got {caps.operations}')
+    if not {"chunk", "recurrent", "decode", "short_conv"} & set(caps.operations):
+        found.append(f'operations must name "chunk", "recurrent", "decode" or "short_conv"; got {caps.operations}')
     found += _unknown(caps)
     if not caps.contracts:
         found.append("contracts must name at least one")
@@ -34,7 +34,8 @@ def contradictions(caps: Capabilities) -> list[str]:
         found.append(f"square needs a size common to K={caps.K} and V={caps.V}")
     if caps.alignment not in (1, 2, 4, 8, 16, 32, 64):
         found.append(f"alignment must be a power of two up to 64; got {caps.alignment!r}")
-    found += _front_complaints(caps) + _pool_complaints(caps) + _refusal_complaints(caps)
+    found += _front_complaints(caps) + _pool_complaints(caps) + _conv_complaints(caps)
+    found += _refusal_complaints(caps)
     return found + [complaint for contract in caps.contracts for complaint in _complaints(contract, caps)]
 
 
@@ -92,6 +93,18 @@ def _pool_complaints(caps: Capabilities) -> list[str]:
     return found
 
 
+def _conv_complaints(caps: Capabilities) -> list[str]:
+    conv = caps.short_conv
+    if (conv is None) != ("short_conv" not in caps.operations):
+        return [f'"short_conv" and short_conv go together; got operations={caps.operations} and short_conv={conv}']
+    if conv is None:
+        return []
+    found = [] if conv.taps and min(conv.taps) > 1 else [f"short_conv taps must be at least 2 each; got {conv.taps}"]
+    if conv.layout not in ("DW", "WD"):
+        found.append(f"short_conv layout must be one of ('DW', 'WD'); got {conv.layout!r}")
+    return found
+
+
 def _refusal_complaints(caps: Capabilities) -> list[str]:
     found = [
         f'refuses "{name}", but packed is False: such a call cannot be made'
@@ -117,8 +130,8 @@ def _complaints(contract: Contract, caps: Capabilities) -> list[str]:
             found.append(f"{name} must be one of {tuple(MANTISSA)}; got {getattr(contract, name)!r}")
     if contract.decay not in DECAY_FORMS:
         found.append(f"decay must be one of {DECAY_FORMS}; got {contract.decay!r}")
-    if contract.chunk_size is None and not {"recurrent", "decode"} & set(caps.operations):
-        found.append('a contract without chunk_size needs the operation "recurrent" or "decode"')
+    if contract.chunk_size is None and not {"recurrent", "decode", "short_conv"} & set(caps.operations):
+        found.append('a contract without chunk_size needs the operation "recurrent", "decode" or "short_conv"')
     if contract.chunk_size is not None and contract.chunk_size not in (16, 32, 64, 128):
         found.append(f"chunk_size must be 16, 32, 64, 128 or None; got {contract.chunk_size!r}")
     if contract.chunk_size is not None and "chunk" not in caps.operations:

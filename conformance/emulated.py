@@ -19,6 +19,7 @@ from .adapter import Call, Capabilities, Contract
 from .by_autograd import gradients_of
 from .emulated_checks import REFUSES, HostChecks
 from .emulated_chunk import ChunkSteps
+from .emulated_conv import CONV, ConvSteps
 from .emulated_decode import POOL, DecodeSteps
 from .emulated_front import FRONT_ENDS
 from .gold import Results
@@ -26,7 +27,7 @@ from .precision import DTYPES, to_format
 
 
 @dataclass
-class Emulated(HostChecks, ChunkSteps, DecodeSteps):
+class Emulated(HostChecks, ChunkSteps, DecodeSteps, ConvSteps):
     """An adapter of an emulated kernel; `rebased` chooses the form of the decays."""
 
     contract: Contract = field(default_factory=lambda: Contract(chunk_size=32))
@@ -35,11 +36,12 @@ class Emulated(HostChecks, ChunkSteps, DecodeSteps):
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            operations=("chunk", "decode", "backward"),
+            operations=("chunk", "decode", "backward", "short_conv"),
             contracts=(self.contract,),
             front_ends=FRONT_ENDS,
             packed_dtype="int64",
             pool=POOL,
+            short_conv=CONV,
             refuses=REFUSES,
         )
 
@@ -146,7 +148,7 @@ class EmulatedRecurrent(Emulated):
     """The token-by-token kernel: fp32 arithmetic, the state rounded to its format after every token."""
 
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities(), operations=("recurrent", "decode", "backward"))
+        return replace(super().capabilities(), operations=("recurrent", "decode", "backward", "short_conv"))
 
     def segment(self, rows: list[Tensor], S: Tensor) -> tuple[Tensor, Tensor]:
         outputs = [rows[2][:, :0]]

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any, Protocol, runtime_checkable
@@ -18,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .adapter import GRADIENTS, PARAMETER_GRADIENTS, Adapter, Call, Capabilities
+from .adapter import GRADIENTS, PARAMETER_GRADIENTS, Adapter, AnyCall, Capabilities, ConvCall
 from .arrays import as_asked, as_tensor
 from .gold import Results
 from .limits import CASE_SECONDS
@@ -29,7 +30,9 @@ RETRY_SECONDS = 0.5  # a first interrupt may fall into code that ignores it, suc
 CRASH = "raises"  # how the reason of a kernel that raised begins
 STATES = ("final_state", "dh0")
 _FOLDER = Path(__file__).parent.parent / "reference"
-REFERENCE = tuple(str(_FOLDER / tier) for tier in ("naive", "chunked"))  # what computes, unlike argument checks
+REFERENCE = tuple(
+    str(_FOLDER / tier) for tier in ("naive", "chunked", "model/convolution")
+)  # what computes, unlike argument checks
 
 
 class KernelFailure(Exception):  # noqa: N818  # a verdict about someone else's code, no error of ours
@@ -95,7 +98,7 @@ def guarded_run(
 
 def raw_run(
     adapter: Adapter,
-    call: Call,
+    call: AnyCall,
     caps: Capabilities,
     want: frozenset[str],
     seconds: float = CASE_SECONDS,
@@ -108,11 +111,11 @@ def raw_run(
     if isinstance(adapter, Elsewhere):
         return _raw_run_there(adapter, call, caps, want, seconds, copy)
     private = {name: x.clone() if copy else x for name, x in call.tensors().items()}
-    call = call if copy else Call(**{**vars(call), **{name: x.clone() for name, x in private.items()}})
-    given = Call(**{**vars(call), **private})
+    call = call if copy else with_tensors(call, {name: x.clone() for name, x in private.items()})
+    given = with_tensors(call, private)
     try:
         with time_limit(seconds):
-            results = _tensors(adapter.run(as_asked(given, caps), want), call)
+            results = _tensors(_entry(adapter, call)(as_asked(given, caps), want), call)
     except _OutOfTime:
         raise KernelFailure(f"hangs: no result after {seconds:g} s") from None
     except KernelFailure:
@@ -125,8 +128,19 @@ def raw_run(
     return {name: x.detach().clone() for name, x in results.items() if isinstance(x, Tensor)}
 
 
+def with_tensors(call: AnyCall, tensors: dict[str, Tensor]) -> AnyCall:
+    """The call with other tensors."""
+    return replace(call, **tensors)  # type: ignore[arg-type]
+
+
+def _entry(adapter: Any, call: AnyCall) -> Callable[..., Any]:
+    """The function of an adapter that a call is for."""
+    entry: Callable[..., Any] = adapter.convolve if isinstance(call, ConvCall) else adapter.run
+    return entry
+
+
 def _raw_run_there(
-    adapter: Elsewhere, call: Call, caps: Capabilities, want: frozenset[str], seconds: float, copy: bool
+    adapter: Elsewhere, call: AnyCall, caps: Capabilities, want: frozenset[str], seconds: float, copy: bool
 ) -> Results:
     results, overwritten = adapter.there(_run_and_changes, call, caps, want, seconds, copy, seconds=seconds)
     for name, x in overwritten.items():
@@ -134,14 +148,14 @@ def _raw_run_there(
     return results
 
 
-def _run_and_changes(adapter: Adapter, call: Call, *options: Any) -> tuple[Results, Results]:
+def _run_and_changes(adapter: Adapter, call: AnyCall, *options: Any) -> tuple[Results, Results]:
     """The results, and what the kernel wrote into its own inputs."""
     before = {name: x.clone() for name, x in call.tensors().items()}
     results = raw_run(adapter, call, *options)
     return results, {name: x for name, x in call.tensors().items() if not same_bits(x, before[name])}
 
 
-def _tensors(results: Any, call: Call) -> Any:
+def _tensors(results: Any, call: AnyCall) -> Any:
     """Results as tensors, whichever arrays they came in."""
     if not isinstance(results, dict):
         return results
@@ -157,7 +171,7 @@ def _check_returned(results: Any, want: frozenset[str]) -> None:
             raise KernelFailure(f"run() must return a tensor {name!r}; got {type(results.get(name)).__name__}")
 
 
-def _check_only_read(call: Call, private: dict[str, Tensor], caps: Capabilities) -> None:
+def _check_only_read(call: AnyCall, private: dict[str, Tensor], caps: Capabilities) -> None:
     for name, before in call.tensors().items():
         if name not in caps.overwrites and not same_bits(before, private[name]):
             raise KernelFailure(f"overwrites its input {name}, which it does not declare")
@@ -198,7 +212,7 @@ def _bytes(x: Tensor) -> Tensor:
     return x.detach().contiguous().flatten().view(torch.uint8)
 
 
-def runs_the_reference(adapter: Adapter, call: Call, want: frozenset[str], seconds: float) -> str | None:
+def runs_the_reference(adapter: Adapter, call: AnyCall, want: frozenset[str], seconds: float) -> str | None:
     """The first function of this repository's reference tiers that a call enters, or None."""
     if isinstance(adapter, Elsewhere):
         with suppress(KernelFailure):
@@ -214,7 +228,7 @@ def runs_the_reference(adapter: Adapter, call: Call, want: frozenset[str], secon
     sys.setprofile(watch)
     try:
         with time_limit(seconds):
-            adapter.run(as_asked(call, adapter.capabilities()), want)
+            _entry(adapter, call)(as_asked(call, adapter.capabilities()), want)
     except (Exception, SystemExit, _OutOfTime):  # the cases will say what is wrong; here only the name matters
         return None
     finally:

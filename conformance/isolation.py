@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .adapter import Adapter, BadAdapterError, Call, Capabilities, load_adapter
+from .adapter import Adapter, BadAdapterError, Call, Capabilities, ConvCall, load_adapter
 from .guard import KernelFailure
 from .limits import CASE_SECONDS
 
@@ -63,6 +63,9 @@ class Isolated:
 
     def run(self, call: Call, want: frozenset[str]) -> dict[str, Tensor]:
         return self.there(_method, "run", call, want)
+
+    def convolve(self, call: ConvCall, want: frozenset[str]) -> dict[str, Tensor]:
+        return self.there(_method, "convolve", call, want)
 
     def there(self, function: Callable[..., Any], *arguments: Any, seconds: float | None = None) -> Any:
         """function(adapter, *arguments) in the worker. Raises what it raises, or KernelFailure with how it died."""

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from .adapter import Call
+from .adapter import AnyCall
 
 Results = dict[str, Tensor]
+C = TypeVar("C", bound=AnyCall)
 
 
-def run_on(device: str, call: Call, kernel: Callable[[Call], Results]) -> Results:
+def run_on(device: str, call: C, kernel: Callable[[C], Results]) -> Results:
     """The kernel's results for `call` with every tensor on `device`, as tensors of the CPU.
 
     Inputs that the kernel changed there are changed here as well, and a result that lives in an input's memory

@@ -12,7 +12,7 @@ Check = Callable[[Bench], Verdict | None]
 Add = Callable[[Check], Check]
 
 NEEDS: dict[str, tuple[Callable[[Bench], bool], str]] = {
-    "sequences": (lambda bench: bench.caps.whole_sequences, "only decoding is declared"),
+    "sequences": (lambda bench: bench.caps.whole_sequences, "whole sequences are not declared"),
     "packed": (lambda bench: bench.caps.packed, "packed segments are not declared"),
     "scaling": (lambda bench: not bench.half, "fp16 has too small a range for scaling to be exact"),
     "above_one": (lambda bench: bench.caps.beta_above_one, "beta above 1 is not declared"),
@@ -23,6 +23,15 @@ NEEDS: dict[str, tuple[Callable[[Bench], bool], str]] = {
     "padding": (lambda bench: bool(bench.caps.pool and bench.caps.pool.nobody), "no index for padding is declared"),
     "drafts": (lambda bench: bool(bench.caps.pool and bench.caps.pool.drafts), "draft tokens are not declared"),
     "front": (lambda bench: bool(bench.caps.front_ends), "no front end is declared"),
+    "short_conv": (lambda bench: bench.caps.short_conv is not None, "a short convolution is not declared"),
+    "packed_conv": (
+        lambda bench: bench.caps.short_conv is None or bench.caps.short_conv.packed,
+        "a short convolution of packed segments is not declared",
+    ),
+    "conv_update": (
+        lambda bench: bench.caps.short_conv is None or bench.caps.short_conv.update,
+        "a step of the short convolution is not declared",
+    ),
     "several": (lambda bench: len(bench.caps.contracts) > 1, "one contract alone is declared"),
 }
 

@@ -20,8 +20,9 @@ from . import (
     packed_relations,
     refusals,
     relations,
+    short_conv,
 )
-from .adapter import Adapter, BadAdapterError, checked_capabilities
+from .adapter import Adapter, AnyCall, BadAdapterError, checked_capabilities
 from .bench import BASE, Bench, RelationBroken
 from .cases import Case
 from .catalogue import subset
@@ -44,6 +45,7 @@ RELATION_MODULES = (
     agreement,
     decode,
     refusals,
+    short_conv,
 )  # each adds to RELATIONS
 CLOSED_FORM_MODULES = (gradient_forms, front_forms)  # each adds to CLOSED_FORMS
 
@@ -164,8 +166,7 @@ def checked_identity(adapter: Adapter, bench: Bench) -> str:
     identity = adapter.identity()
     if not isinstance(identity, str) or not identity.strip():
         raise BadAdapterError(f"identity() must name the code that runs; got {identity!r}")
-    call = bench.problem(bench.case(B=1, T=5)).call if bench.caps.whole_sequences else decode.first_call(bench)
-    entered = runs_the_reference(adapter, call, frozenset(("o", "final_state")), bench.seconds)
+    entered = runs_the_reference(adapter, _first_call(bench), frozenset(("o", "final_state")), bench.seconds)
     if entered is not None and REFERENCE_NAME not in identity:
         raise BadAdapterError(
             f"the adapter calls {REFERENCE_NAME} ({entered}) and says it is {identity!r}: "
@@ -174,8 +175,15 @@ def checked_identity(adapter: Adapter, bench: Bench) -> str:
     return identity
 
 
+def _first_call(bench: Bench) -> AnyCall:
+    """A call as any other, to see what runs."""
+    if bench.caps.whole_sequences:
+        return bench.problem(bench.case(B=1, T=5)).call
+    return decode.first_call(bench) if bench.caps.pool is not None else short_conv.conv_call(bench)
+
+
 def _whole_sequences(bench: Bench) -> str | None:
-    return None if bench.caps.whole_sequences else "only decoding is declared"
+    return None if bench.caps.whole_sequences else "whole sequences are not declared"
 
 
 def case_check(case: Case, price: bool = True) -> Check:

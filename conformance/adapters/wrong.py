@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kimi_linear.conformance.adapter import Call, Capabilities, Contract
+from kimi_linear.conformance.adapter import Call, Capabilities, Contract, ConvCall
 from kimi_linear.conformance.emulated import Emulated
 
 
@@ -30,3 +30,7 @@ def identity() -> str:
 
 def run(call: Call, want: frozenset[str]) -> dict[str, Tensor]:
     return _kernel.run(call, want)
+
+
+def convolve(call: ConvCall, want: frozenset[str]) -> dict[str, Tensor]:
+    return _kernel.convolve(call, want)

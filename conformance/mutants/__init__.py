@@ -1,6 +1,7 @@
 """Known bugs of KDA kernels, each an emulated kernel with one step replaced."""
 
 from . import (
+    convolution,
     decode,
     delta,
     front,
@@ -17,6 +18,20 @@ from . import (
 from .registry import MUTANTS, Mutant, build
 
 # Each adds to MUTANTS.
-FILES = (decode, delta, front, front_gradients, gates, gradients, host, inverse, memory, refusal, state, strength)
+FILES = (
+    convolution,
+    decode,
+    delta,
+    front,
+    front_gradients,
+    gates,
+    gradients,
+    host,
+    inverse,
+    memory,
+    refusal,
+    state,
+    strength,
+)
 
 __all__ = ["FILES", "MUTANTS", "Mutant", "build"]

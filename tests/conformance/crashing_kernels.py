@@ -8,7 +8,7 @@ import time
 from kimi_linear.conformance.panel import chunk_kernel
 
 kernel = chunk_kernel(16, "fp32")
-capabilities, identity = kernel.capabilities, kernel.identity
+capabilities, identity, convolve = kernel.capabilities, kernel.identity, kernel.convolve
 libc = ctypes.CDLL(None)
 
 
@@ -41,6 +41,7 @@ class Slow:
     """Correct, and never done."""
 
     capabilities, identity = staticmethod(kernel.capabilities), staticmethod(kernel.identity)
+    convolve = staticmethod(kernel.convolve)
 
     @staticmethod
     def run(call, want):

@@ -3,7 +3,7 @@
 from kimi_linear.conformance.panel import chunk_kernel
 
 kernel = chunk_kernel(16, "fp32")
-capabilities, identity = kernel.capabilities, kernel.identity
+capabilities, identity, convolve = kernel.capabilities, kernel.identity, kernel.convolve
 lost = []
 
 
