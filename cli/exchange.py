@@ -31,6 +31,7 @@ def export_command(
     capabilities: Annotated[Path, typer.Option(metavar="FILE", dir_okay=False, help="Capabilities as JSON.")],
     full: Annotated[bool, typer.Option("--full/--quick", help="All checks, or those that see most.")] = False,
     only: Annotated[list[str] | None, typer.Option(help="A check by id; may be repeated.")] = None,
+    gold: Annotated[bool, typer.Option("--gold", help="Exact results and allowed errors of cases too.")] = False,
 ) -> None:
     """Write the inputs of every check, for a kernel that Python cannot call.
 
@@ -42,7 +43,7 @@ def export_command(
         if unknown:
             raise BadAdapterError(f"no check is called {', '.join(sorted(unknown))}")
         with Console(stderr=True).status("export") as status:
-            done = export(folder, capabilities_in(capabilities), full or bool(only), only or (), status.update)
+            done = export(folder, capabilities_in(capabilities), full or bool(only), only or (), status.update, gold)
     typer.echo(
         f"{done.calls} calls, {done.bytes / 1e6:.1f} MB, in {folder}; {folder / MANIFEST} says what each wants."
     )

@@ -1,7 +1,10 @@
 """The suite by way of files, for kernels that no Python process can call.
 
-    export   every call that the checks make: a folder a call, with in.safetensors, and one manifest.json
+    export   every call that the checks make: a folder a call, with in.safetensors, one manifest.json and SHA256SUMS
     judge    the same checks again, with out.safetensors of each folder in place of a kernel
+
+With gold, the calls of cases come with gold.safetensors: what is exact, in fp64, and as envelope_NAME the allowed
+errors of rows, in fp32. That is for a program that compares by itself; `judge` computes its own.
 
 The manifest says, for each call, the scale, the precision, what is wanted and in which dtype and shape, and which
 checks it serves; for the whole, the conventions (log base of g, form of beta, layout of states). A check that needs
@@ -19,20 +22,27 @@ from typing import Any
 
 from .adapter import BadAdapterError, Capabilities, checked_capabilities
 from .bench import Bench
-from .by_file import INPUTS, ByFile, Exported, Recorder, Replay
+from .by_file import ByFile, Exported, Recorder, Replay
+from .gold_files import write_gold
 from .plain import from_plain
 from .record import suite_version
 from .suite import Check, Report, all_checks, benches, waived
 
 FORMAT = "kimi-linear-conformance-calls/1"
 MANIFEST = "manifest.json"
+SUMS = "SHA256SUMS"  # of every file of an export, as `sha256sum -c` reads them
 Tell = Callable[[str], None]
 
 
 def export(
-    folder: Path, caps: Capabilities, full: bool = True, only: Sequence[str] = (), tell: Tell = lambda line: None
+    folder: Path,
+    caps: Capabilities,
+    full: bool = True,
+    only: Sequence[str] = (),
+    tell: Tell = lambda line: None,
+    gold: bool = False,
 ) -> Exported:
-    """Write the calls of the checks that kernels with such capabilities have to take."""
+    """Write the calls of the checks that kernels with such capabilities have to take; with `gold`, what is exact."""
     if folder.exists() and any(folder.iterdir()):
         raise BadAdapterError(f"{folder} is not empty")
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,6 +53,8 @@ def export(
         verdict = recorder.judged(check, bench)
         if verdict.status == "skip":
             recorder.done.skipped[check.id] = verdict.reason
+        elif gold:
+            write_gold(recorder, check, bench)
     manifest = {
         "format": FORMAT, "suite": suite_version(), "full": full, "only": list(only),
         "capabilities": asdict(recorder.caps), "calls": list(recorder.calls.values()),
@@ -50,7 +62,26 @@ def export(
         "skipped": recorder.done.skipped,
     }  # fmt: skip
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    (folder / SUMS).write_text("".join(f"{_digest(file)}  {file.relative_to(folder)}\n" for file in files))
     return recorder.done
+
+
+def check_sums(folder: Path) -> None:
+    """Raises BadAdapterError with the file that is not what was exported."""
+    try:
+        lines = (folder / SUMS).read_text().splitlines()
+    except OSError as error:
+        raise BadAdapterError(f"{folder / SUMS} cannot be read: {error}") from None
+    listed = {name: digest for digest, _, name in (line.partition("  ") for line in lines)}
+    for name in (MANIFEST, *listed):
+        file = folder / name
+        if not file.is_file() or _digest(file) != listed.get(name):
+            raise BadAdapterError(f"{file} is not what was exported")
+
+
+def _digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def judge(
@@ -58,10 +89,8 @@ def judge(
 ) -> Report:
     """The report of what lies in the output files. Raises BadAdapterError where the folder is not an export."""
     manifest = manifest_in(folder)
+    check_sums(folder)
     full, only = manifest["full"], manifest["only"]
-    for file, digest in ((folder / entry["folder"] / INPUTS, entry["sha256"]) for entry in manifest["calls"]):
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
-            raise BadAdapterError(f"{file} is not what was exported")
     replay, report = Replay(folder, manifest, identity), Report(identity)
     checks = [check for check in all_checks(full) if not only or check.id in only]
     for check, bench in planned(replay, checks, full):

@@ -1,6 +1,8 @@
 """The suite by way of files: what a kernel wrote is judged as if it had been called."""
 
+import hashlib
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,8 +12,11 @@ from typer.testing import CliRunner
 from kimi_linear.cli.main import app
 from kimi_linear.conformance.adapter import BadAdapterError, Call, Contract
 from kimi_linear.conformance.by_file import DEPENDS
+from kimi_linear.conformance.catalogue import by_id
 from kimi_linear.conformance.exchange import capabilities_in, export, judge
+from kimi_linear.conformance.gold import envelopes_of, truth_of
 from kimi_linear.conformance.plain import from_plain
+from kimi_linear.conformance.problem import problems_of
 from kimi_linear.conformance.suite import run_suite
 from strange_kernels import CONTRACT, Correct, WrongFromToken40
 
@@ -132,7 +137,7 @@ def test_the_commands_have_the_exit_codes_of_run(tmp_path):
     assert unnamed.exit_code == 2
     assert "say what ran" in unnamed.stderr
     answer(folder, Correct())
-    (folder / "identity.txt").write_text("a build of today\n")
+    (folder / "identity.txt").write_text("a build of today\n")  # files that come later are nobody's concern
     passed = command("judge", folder, "--json", tmp_path / "report.json")
     assert passed.exit_code == 0, passed.output
     assert "a build of today" in passed.output
@@ -162,9 +167,59 @@ def test_what_is_no_export_or_was_changed_is_an_error(tmp_path, monkeypatch):
     save_file({**inputs, "beta": 2 * inputs["beta"]}, file)
     with pytest.raises(BadAdapterError, match="is not what was exported"):
         judge(exported, "mine")
+    file.unlink()
+    with pytest.raises(BadAdapterError, match=r"in.safetensors is not what was exported"):
+        judge(exported, "mine")
     file.write_bytes(before)
     manifest = json.loads((exported / "manifest.json").read_text())
     manifest["calls"] = [entry for entry in manifest["calls"] if "gate.slow" not in entry["checks"]]
     (exported / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BadAdapterError, match=r"manifest.json is not what was exported"):
+        judge(exported, "mine")
+    digest = hashlib.sha256((exported / "manifest.json").read_bytes()).hexdigest()
+    (exported / "SHA256SUMS").write_text(f"{digest}  manifest.json\n")
     with pytest.raises(BadAdapterError, match=r"has not the calls of gate.slow"):
         judge(exported, "mine")
+    for sums in ("", f"{digest} manifest.json\n"):
+        (exported / "SHA256SUMS").write_text(sums)
+        with pytest.raises(BadAdapterError, match=r"is not what was exported"):
+            judge(exported, "mine")
+    (exported / "SHA256SUMS").unlink()
+    with pytest.raises(BadAdapterError, match=r"SHA256SUMS cannot be read"):
+        judge(exported, "mine")
+
+
+def test_the_sums_of_an_export_are_those_of_sha256sum(exported):
+    lines = (exported / "SHA256SUMS").read_text().splitlines()
+    listed = {name: digest for digest, name in (line.split("  ") for line in lines)}
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert listed.keys() == {"manifest.json", *(f"{entry['folder']}/in.safetensors" for entry in manifest["calls"])}
+    for name, digest in listed.items():
+        assert hashlib.sha256((exported / name).read_bytes()).hexdigest() == digest
+    for entry in manifest["calls"]:
+        assert listed[f"{entry['folder']}/in.safetensors"] == entry["sha256"]
+
+
+def test_gold_lies_beside_the_calls_of_cases_with_the_envelope_that_judges(tmp_path):
+    class Foreign(Correct):
+        def capabilities(self):
+            return replace(super().capabilities(), state_layout="VK")
+
+    ids, folder = ["exact.square", "gate.slow", "front_gradients.softplus", "relation.causality"], tmp_path / "calls"
+    export(folder, Foreign().capabilities(), only=ids, gold=True)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    entries = {entry["checks"][0]: entry for entry in manifest["calls"]}
+    assert {id for id, entry in entries.items() if "gold" in entry} == set(ids[:3])
+    for id in ids[:3]:
+        entry, caps = entries[id], Foreign().capabilities()
+        (problem,) = problems_of(by_id(id), caps, CONTRACT)
+        gold, truth = load_file(folder / entry["folder"] / "gold.safetensors"), truth_of(problem)
+        assert {name for name in gold if not name.startswith("envelope_")} == set(entry["outputs"])
+        for name, said in entry["outputs"].items():
+            assert list(gold[name].shape) == said["shape"]
+            state = name in ("final_state", "dh0")
+            assert torch.equal(gold[name], truth[name].transpose(-1, -2) if state else truth[name])
+            assert torch.equal(gold[f"envelope_{name}"], envelopes_of(problem)[name].float())
+        limits = {"exact.square": 0.0, "gate.slow": 4.0, "front_gradients.softplus": 8.0}
+        assert set(entry["gold"]["limits"].values()) == {limits[id]}
+    assert "gate.slow.1/gold.safetensors" in (folder / "SHA256SUMS").read_text()
