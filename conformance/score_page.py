@@ -50,6 +50,7 @@ STAYS = {  # why a family stays that is alone in seeing no planted bug
     "relations": "Bits against the kernel itself: races, strides, neighbours.",
     "shape": "An emulated kernel runs the same code at every length. A real one compiles others for tails, odd "
     "channels and wide heads; four public bugs show at some lengths or widths alone.",
+    "short_conv": "The convolution in front of the operator belongs to no other family.",
     "strength": "Exact cases have the strengths 0, 1/2, 1 and 2 too; a kernel with a sigmoid inside has no exact "
     "cases.",
     "values": "Scales and states far from 1, where half precision ends.",

@@ -13,7 +13,7 @@ KERNEL = """
     from kimi_linear.conformance.panel import chunk_kernel
 
     kernel = chunk_kernel(16, "fp32")
-    identity = kernel.identity
+    identity, convolve = kernel.identity, kernel.convolve
 
     def capabilities():
         return replace(kernel.capabilities(), beta_above_one=False)
