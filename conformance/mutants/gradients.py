@@ -119,8 +119,9 @@ class GradTail(Emulated):
     def host_gradients(self, grads, call):
         T = call.q.shape[1] // self.contract.chunk_size * self.contract.chunk_size
         kept = torch.arange(call.q.shape[1]) < T
+        whole = ("dh0", "dA_log", "ddt_bias")  # have no tokens
         return {
-            name: x if name == "dh0" else x * kept.reshape(1, -1, *[1] * (x.dim() - 2)) for name, x in grads.items()
+            name: x if name in whole else x * kept.reshape(1, -1, *[1] * (x.dim() - 2)) for name, x in grads.items()
         }
 
 
