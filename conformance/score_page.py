@@ -146,7 +146,7 @@ def plain_checks() -> set[str]:
 
 
 def _checks(found: Score) -> Iterator[str]:
-    yield from ("", "## Checks", "", "Bugs seen by each tier: ")
+    yield from ("", "## Checks", "", "Bugs seen by each tier:")
     yield ", ".join(f"{tier} {found.by_tier().get(tier, 0)}" for tier in TIERS) + "."
     yield from ("", "Checks that are alone in seeing a bug:", "")
     yield from (f"- `{check}`: {', '.join(names)}" for check, names in sorted(found.alone().items()))

@@ -374,8 +374,8 @@ assert report.ok
 # ## What it cost
 #
 # The judge is judged the same way: bugs are planted in kernels that are right, and it has to see each one and to
-# pass the kernels (`kimi-linear conformance score`). What you pay is the truth in fp64 and a few rounded copies of
-# it, for each case:
+# pass the kernels ([its score](../docs/conformance-score.md)). What you pay is the truth in fp64 and a few rounded
+# copies of it, for each case:
 
 # %%
 from kimi_linear.conformance.mutants import MUTANTS
