@@ -104,6 +104,17 @@ def test_samples_differ_by_seed_repeat_with_it_and_invert_by_either_order():
     assert [ContractRounding(CONTRACT, seed).by_rows for seed in range(4)] == [False, True, False, True]
 
 
+def test_every_other_sample_stores_with_errors_of_full_size_and_either_sign_that_repeat():
+    x = 1 + torch.rand(40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    first, again, other = (ContractRounding(CONTRACT, seed).stored(x, "bf16") / x - 1 for seed in (1, 1, 3))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, other)
+    assert sorted(first.sign().unique().tolist()) == [-1, 1]
+    torch.testing.assert_close(first.abs(), torch.full_like(x, roundoff("bf16")), rtol=1e-10, atol=0)
+    on_grid = ContractRounding(CONTRACT, 0).stored(x, "bf16")
+    assert torch.equal(on_grid, moved_grid(x, "bf16", ContractRounding(CONTRACT, 0).fresh()))
+
+
 def test_substitution_inverts():
     A = torch.tril(torch.rand(2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), -1)
     torch.testing.assert_close(substitution(A) @ (torch.eye(8) + A), torch.eye(8).double().expand(2, 8, 8))
