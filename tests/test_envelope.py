@@ -48,6 +48,16 @@ def test_a_contraction_is_charged_for_terms_that_cancel():
     assert max((run - x @ ones).abs().item() for run in runs) > 1e4 * 2**-26
 
 
+def test_each_element_of_the_smaller_operand_moves_on_its_own_by_up_to_a_roundoff_either_way():
+    large, small = torch.ones(300, 10, dtype=torch.float64), torch.ones(2000, dtype=torch.float64)
+    kept, moved = Rounding(torch.bfloat16, seed=0).jitter_smallest([large, small])
+    assert torch.equal(kept, large)
+    error = (moved - 1) / unit_roundoff(torch.bfloat16)
+    assert -1 <= error.min() < -0.99
+    assert 0.99 < error.max() <= 1
+    assert error.mean().abs() < 0.05
+
+
 def test_samples_differ_and_repeat_with_the_seed():
     x = torch.rand(5, dtype=torch.float64)
     first, again, other = (rounded_runs(lambda: [x * x], seed=s)[0] for s in (0, 0, 100))
