@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..reference.front_end import FrontEnd
 from .chunk_launch import INPUTS, Options, empty_state, launch_chunk, options_of
-from .support import check_no_gradient, check_supported, checked_dims, define_op
+from .support import adjacent_channels, check_no_gradient, check_supported, checked_dims, define_op
 
 MAX_V = 256  # a state slice must fit the registers
 INSTEAD = "use kimi_linear.reference.chunked, or call under torch.no_grad()"
@@ -71,9 +71,8 @@ def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     tensors = dict(zip(INPUTS, arguments, strict=False))
     for name in ("A_log", "dt_bias", "initial_state", "cu_seqlens"):  # the kernels read these as dense
         tensors[name] = None if tensors[name] is None else tensors[name].contiguous()
-    for name in ("q", "k", "v", "g"):  # other layouts would be summed in another order, and slowly
-        if tensors[name].stride(-1) != 1:
-            tensors[name] = tensors[name].contiguous()
+    channels = ("q", "k", "v", "g")
+    tensors |= dict(zip(channels, adjacent_channels(*(tensors[name] for name in channels)), strict=True))
     o, final_state = launch_chunk(tensors, Options(*arguments[len(INPUTS) :]))
     return o, o.new_empty(0, dtype=torch.float32) if final_state is None else final_state
 

@@ -147,7 +147,7 @@ def kda_chunks_kernel(
     X = tl.load(T_tile + tile_at, mask=same_tile, other=0.0).to(tl.float32)
     X = merge_inverses(X, A, TILE, CHUNK, SOLVE, PRECISION)
     X = merge_inverses(X, A, 2 * TILE, CHUNK, SOLVE, PRECISION)
-    X = (X * beta[None, :]).to(DOT)
+    X = X.to(DOT)  # its diagonal is 1: beta goes to the other operand, or all of its rounding would be seen
 
     # stage 4
     v += row.to(tl.int64) * v_sb + hv.to(tl.int64) * v_sh + token.to(tl.int64) * v_st
@@ -155,7 +155,8 @@ def kda_chunks_kernel(
     for v0 in tl.range(0, VP, BV, disable_licm=True):
         value = v0 + tl.arange(0, BV)
         mask = valid[:, None] & (value < V)[None, :]
-        x_v = tl.load(v + r * v_st + value[None, :], mask=mask, other=0.0).to(DOT)
+        x_v = tl.load(v + r * v_st + value[None, :], mask=mask, other=0.0)
+        x_v = (x_v * beta[:, None]).to(DOT)
         u_at = value[None, :] * CHUNK + rows[:, None] if WIDE else rows[:, None] * VP + value[None, :]
         tl.store(u + u_at, tl.dot(X, x_v, input_precision=PRECISION).to(DOT))
     for k0 in tl.range(0, KP, BK, disable_licm=True):
@@ -165,5 +166,5 @@ def kda_chunks_kernel(
         d_1 = tl.load(tile_decay + KP + channel)
         d_2 = tl.load(tile_decay + 2 * KP + channel)
         before = by_tile(1.0, d_0[None, :], (d_0 * d_1)[None, :], (d_0 * d_1 * d_2)[None, :], CHUNK)
-        x_k = (tl.load(k_start + at) * before).to(DOT)
+        x_k = (tl.load(k_start + at) * (before * beta[:, None])).to(DOT)
         tl.store(wq + at, tl.dot(X, x_k, input_precision=PRECISION).to(DOT))

@@ -46,8 +46,8 @@ def add_level(q, k, prefix, suffix, A, Aqk, h: tl.constexpr, DOT: tl.constexpr, 
     """Stage 2 between sibling blocks of h rows: right rows carry their prefix, left ones their suffix."""
     rows = tl.arange(0, q.shape[0])
     factor = tl.where(((rows // h) % 2 == 1)[:, None], prefix, suffix)
-    k_factor = k * factor.to(DOT)
-    q_factor = q * factor.to(DOT)
+    k_factor = (k * factor.to(k.dtype)).to(DOT)
+    q_factor = (q * factor.to(q.dtype)).to(DOT)
     siblings = sibling_mask(rows[:, None], rows[None, :], h)
     A += tl.where(siblings, tl.dot(k_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
     Aqk += tl.where(siblings, tl.dot(q_factor, tl.trans(k_factor), input_precision=PRECISION), 0.0)
@@ -255,6 +255,10 @@ def kda_tiles_kernel(
         k_norm = tl.rsqrt(diagonal(kk) + l2norm_eps)
         q_norm = scale * tl.rsqrt(diagonal(qq) + l2norm_eps)
 
+    # fp16 has little below 1e-5: there rows are normalised before they meet a decay, at the price of fp32 products
+    FIRST: tl.constexpr = tl.float16 == DOT
+    k_left = tl.full([TILE], 1.0, tl.float32) if FIRST else k_norm  # what still has to be applied
+    q_left = tl.full([TILE], 1.0, tl.float32) if FIRST else q_norm
     A = tl.zeros([TILE, TILE], tl.float32)
     Aqk = tl.zeros([TILE, TILE], tl.float32)
     for k0 in tl.range(0, KP, BK, disable_licm=True):
@@ -264,6 +268,9 @@ def kda_tiles_kernel(
         mask = valid[:, None] & (channel < K)[None, :]
         x_k = tl.load(k + r * k_st + channel[None, :], mask=mask, other=0.0).to(DOT)
         x_q = tl.load(q + r * q_st + channel[None, :], mask=mask, other=0.0).to(DOT)
+        if FIRST:
+            x_k = x_k * k_norm[:, None]
+            x_q = x_q * q_norm[:, None]
         x_g = tl.load(g + r * g_st + channel[None, :], mask=mask, other=0.0).to(tl.float32)
         bias = tl.zeros([BK], tl.float32)
         if GATE != GATE_NONE:
@@ -274,9 +281,9 @@ def kda_tiles_kernel(
         else:
             k_s, k_e, q_s, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
         at = rows[:, None] * KP + channel[None, :]
-        tl.store(k_start + at, (k_s * k_norm[:, None]).to(DOT))
-        tl.store(k_end + at, (k_e * k_norm[:, None]).to(DOT))
-        tl.store(q_start + at, (q_s * q_norm[:, None]).to(DOT))
+        tl.store(k_start + at, (k_s * k_left[:, None]).to(DOT))
+        tl.store(k_end + at, (k_e * k_left[:, None]).to(DOT))
+        tl.store(q_start + at, (q_s * q_left[:, None]).to(DOT))
         tl.store(tile_decay + channel, tl.exp2(tl.sum(x_g, axis=0)))
 
     x_beta = tl.load(beta + rows.to(tl.int64) * beta_st, mask=valid, other=0.0)
@@ -285,8 +292,9 @@ def kda_tiles_kernel(
 
     i = rows[:, None]
     j = rows[None, :]
-    A = tl.where(j < i, A * (b * k_norm)[:, None] * k_norm[None, :], 0.0)
-    Aqk = tl.where(j < i, Aqk, tl.where(j == i, qk, 0.0)) * q_norm[:, None] * k_norm[None, :]
+    A = tl.where(j < i, A * (b * k_left)[:, None] * k_left[None, :], 0.0)
+    qk = tl.where(j == i, qk * q_norm[:, None] * k_norm[None, :], 0.0)
+    Aqk = tl.where(j < i, Aqk * q_left[:, None] * k_left[None, :], qk)
     X = invert_tile(A, SOLVE, PRECISION)
     tl.store(T_tile + out_row * TILE + i * TILE + j, X.to(T_tile.dtype.element_ty))
     tl.store(Aqk_tile + out_row * TILE + i * TILE + j, Aqk.to(Aqk_tile.dtype.element_ty))

@@ -37,6 +37,7 @@ from .support import (
     MIN_BLOCK,
     Configuration,
     Launch,
+    adjacent_channels,
     check_no_gradient,
     check_supported,
     checked_dims,
@@ -162,6 +163,7 @@ def _recurrent(
     scale: float,
     *front_end: Any,
 ) -> tuple[Tensor, Tensor]:
+    q, k, v, g = adjacent_channels(q, k, v, g)
     o, ht = _outputs(q, v, cu_seqlens, output_final_state)
     final = ht if output_final_state else None
 

@@ -137,6 +137,12 @@ def check_tensor_supported(op: str, name: str, x: Tensor) -> None:
         raise ValueError(f"{name} must be on a GPU in {op}; got {x.device}; {hint}")
 
 
+def adjacent_channels(*tensors: Tensor) -> list[Tensor]:
+    """The tensors, copied where channels do not lie side by side: a compiler lays such a one out differently in
+    registers, and then sums it in another order."""
+    return [x if x.stride(-1) == 1 else x.contiguous() for x in tensors]
+
+
 def check_no_gradient(op: str, *tensors: Tensor | None, instead: str) -> None:
     """Refuse a call whose gradient would silently be lost."""
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):

@@ -1,0 +1,51 @@
+"""Inputs whose channels do not lie side by side: the kernels get a copy, and so the same launch and the same bits."""
+
+import pytest
+import torch
+from triton_inputs import make_call
+
+from judge import assert_same_bits
+from kimi_linear.triton_kernels import chunk_kda, fused_recurrent_kda, support
+
+
+def spread(x):
+    """Every second element of a buffer of NaN."""
+    buffer = torch.full((*x.shape[:-1], 2 * x.shape[-1]), torch.nan, dtype=x.dtype, device=x.device)
+    buffer[..., ::2] = x
+    return buffer[..., ::2]
+
+
+@pytest.fixture
+def told(monkeypatch):
+    """What each launched kernel is told beside tensors, strides with it."""
+    seen = []
+    run = support.Launch.run
+
+    def recorded(launch):
+        arguments = launch.arguments.items()
+        seen.append({name: value for name, value in arguments if not isinstance(value, torch.Tensor)})
+        return run(launch)
+
+    monkeypatch.setattr(support.Launch, "run", recorded)
+    return seen
+
+
+@pytest.mark.parametrize("op", [chunk_kda, fused_recurrent_kda])
+def test_a_spread_input_is_launched_as_a_dense_one(op, told):
+    call = make_call(B=1, T=20, K=20, V=12)
+    o, _ = op(**call)
+    dense, told[:] = list(told), []
+    views = {name: spread(call[name]) for name in ("q", "k", "v", "g")}
+    assert not any(x.is_contiguous() for x in views.values())
+    got, _ = op(**call | views)
+    assert_same_bits(got, o)
+    assert dense
+    assert told == dense
+
+
+def test_tensors_that_need_no_copy_are_passed_on():
+    x = torch.zeros(2, 3, 4)
+    assert support.adjacent_channels(x)[0] is x
+    view = x.transpose(0, 1)
+    assert support.adjacent_channels(view)[0] is view
+    assert_same_bits(support.adjacent_channels(spread(x))[0], x)
