@@ -55,7 +55,7 @@ def job_of(column: Column, fla_python: str, keep: Path) -> Job:
         fla_python if fla else sys.executable,
         environment,
         GPU_SECONDS if on_gpu else CASE_SECONDS,
-        FLA_CONFIGS if on_gpu and fla else None,
+        FLA_CONFIGS if on_gpu and column.name.startswith("fla_") else None,
     )
 
 

@@ -1,6 +1,7 @@
 """flash-linear-attention's `chunk_kda` in both gate modes, on a GPU: `fla_chunk.py:any_gate` and `:safe_gate`.
 
-The second is for gates from -5 up. Backward by autograd. Needs fla-core and flash-linear-attention.
+The second is for gates from -5 up, and Triton 3.6 does not compile it for K = 8: a product inside sums over K,
+rounded up to a power of two, and 8 is too few. Backward by autograd. Needs fla-core and flash-linear-attention.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class Chunk:
         if not torch.cuda.is_available():
             raise RuntimeError("fla's chunk_kda needs a GPU: Triton's interpreter does not run it")
         contracts = tuple(Contract(io=io, operand=io, chunk_size=C) for io in ("bf16", "fp16") for C in (64, 32))
-        front, lowest = FrontForm(gate="softplus", beta="sigmoid"), None
+        front, lowest, K = FrontForm(gate="softplus", beta="sigmoid"), None, None
         if self.safe:
-            front, lowest = FrontForm(gate="bounded", beta="double_sigmoid"), -5.0
-        return Capabilities(("chunk", "backward"), contracts, front_ends=(front,), lowest_gate=lowest)
+            front, lowest, K = FrontForm(gate="bounded", beta="double_sigmoid"), -5.0, tuple(range(9, 257))
+        return Capabilities(("chunk", "backward"), contracts, K, front_ends=(front,), lowest_gate=lowest)
 
     def identity(self) -> str:
         return f"fla {version('fla-core')}, chunk_kda safe_gate={self.safe}, {torch.cuda.get_device_name()}"
@@ -43,7 +44,8 @@ class Chunk:
         options: dict[str, Any] = {"initial_state": call.initial_state, "cu_seqlens": call.cu_seqlens}
         options |= {"scale": call.scale, "safe_gate": self.safe, "chunk_size": call.contract.chunk_size}
         if call.front is not None:
-            options |= {"use_qk_l2norm_in_kernel": True, "A_log": call.A_log, "dt_bias": call.dt_bias}
+            bias = None if call.dt_bias is None else call.dt_bias.flatten()  # its backward returns [HV K]
+            options |= {"use_qk_l2norm_in_kernel": True, "A_log": call.A_log, "dt_bias": bias}
             options |= {"use_gate_in_kernel": True, "lower_bound": -5.0 if self.safe else None}
             options |= {"use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": self.safe}
         o, state = chunk_kda(*call.inputs(), **options, output_final_state=True)
