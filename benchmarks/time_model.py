@@ -7,8 +7,9 @@
     decode             bytes / copy + START
 
 A wave is as many programs as fit on the card at once; the last one counts whole. Bytes and operations are counted
-from the kernels' code (`kernels`), copy is the bandwidth of a copy in the run that is compared with. SHARE and STEP
-are fitted to the two rows of FITTED_TO, START to the first row of decoding; every other row is a prediction.
+from the kernels' code (`kernels`), copy is the bandwidth of a copy in the run that is compared with. STEP was measured
+with the serial kernel alone, SHARE is fitted to the row of FITTED_TO, START to the first row of decoding; every other
+row is a prediction.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ K = V = 128
 C, TILE = 64, 16
 HALF, FULL = 2, 4  # bytes
 
-SHARE = 0.90  # of a copy's bandwidth, reached by kernels that also compute
-STEP = 1.06e-6  # s: two products, one after the other, with a slice of 32 value channels
-WIDE_STEP = 1.42 * STEP  # with 64, as in triton_kernels/chunk_launch.py
+SHARE = 1.09  # of a copy's bandwidth: above 1, since some of what a kernel writes is in the cache for the next
+# s a chunk of the serial kernel, by value channels of a slice: SLICE_US of triton_kernels/chunk_launch.py
+STEP = {16: 1.05e-6, 32: 1.22e-6, 64: 1.38e-6, 128: 2.39e-6}
 START = 3.4e-6  # s: launch and first bytes of a decoding step; fitted to batch 1
-FITTED_TO = (("B=1 T=8192 H=32", "bounded"), ("B=1 T=65536 H=16", "bounded"))
+FITTED_TO = (("B=1 T=8192 H=32", "bounded"),)
 
 # Elementwise operations a token and key channel, counted in the source: the front end, decays, conversions.
 ELEMENTWISE = {"softplus": 80, "bounded": 30}
@@ -86,13 +87,13 @@ def kernels(gate: str) -> list[Kernel]:
     """The two parallel kernels; sizes as in `Workspace` of triton_kernels/chunk_launch.py."""
     rows = K * HALF
     per_tile = TILE * HALF  # a row of T or Aqk inside its tile
-    decays, factors = K * FULL // TILE, 3 * FULL
+    decays, strength = K * FULL // TILE, FULL
     levels = 4 if gate == "softplus" else 1
     return [
         Kernel(
             "tiles",
             reads=3 * rows + HALF,  # q, k, g, beta
-            writes=3 * rows + 2 * per_tile + decays + factors,
+            writes=3 * rows + 2 * per_tile + decays + strength,
             flops=(2 * levels + 3) * 2 * TILE * K + 6 * 2 * TILE * TILE,
             elementwise=ELEMENTWISE[gate] * K,
             tokens=TILE,
@@ -100,9 +101,9 @@ def kernels(gate: str) -> list[Kernel]:
         ),
         Kernel(
             "chunks",
-            reads=3 * rows + V * HALF + 2 * per_tile + decays + factors,
-            writes=3 * rows + 2 * V * HALF + K * FULL // C,  # kg, wq, uo, chunk_decay
-            flops=4 * 2 * C * K + 5 * 2 * C * C + 2 * 2 * C * (K + V),
+            reads=3 * rows + V * HALF + 2 * per_tile + decays + strength,
+            writes=3 * rows + (V + C) * HALF + K * FULL // C,  # kg, wq, u, Aqk, chunk_decay
+            flops=4 * 2 * C * K + 4 * 2 * C * C + 2 * C * (K + V),
             elementwise=10 * K,
             tokens=C,
             slots=slots(CHUNK_REGISTERS, warps=4),
@@ -124,11 +125,10 @@ def parallel_seconds(kernel: Kernel, call: Call, copy: float) -> float:
 
 
 def serial_seconds(call: Call) -> float:
-    """The state kernel: one program a multiprocessor, the faster of its two widths."""
+    """The state kernel: one program a multiprocessor, the fastest of its widths."""
     chunks = math.ceil(call.B * call.T / call.sequences / C)
     heads = call.sequences * call.H
-    narrow, wide = (math.ceil(heads * V // block / MULTIPROCESSORS) for block in (32, 64))
-    return chunks * min(narrow * STEP, wide * WIDE_STEP)
+    return chunks * min(math.ceil(heads * V // block / MULTIPROCESSORS) * step for block, step in STEP.items())
 
 
 def forward_seconds(call: Call, gate: str, copy: float) -> float:
