@@ -7,9 +7,9 @@
     decode             bytes / copy + START
 
 A wave is as many programs as fit on the card at once; the last one counts whole. Bytes and operations are counted
-from the kernels' code (`kernels`), copy is the bandwidth of a copy in the run that is compared with. STEP was measured
-with the serial kernel alone, SHARE is fitted to the row of FITTED_TO, START to the first row of decoding; every other
-row is a prediction.
+from the kernels' code (`kernels`), copy is the bandwidth of a copy in the run that is compared with. STEP was
+measured with the serial kernel alone, SHARE is fitted to the row of FITTED_TO, START to the first row of decoding;
+every other row is a prediction.
 """
 
 from __future__ import annotations

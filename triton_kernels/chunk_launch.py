@@ -145,7 +145,7 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
     VP = max(narrowest, next_power_of_2(V))
     full = "ieee" if torch.version.hip is not None or q.device.type == "cpu" else "tf32x3"
     block = min(64 if half else 32, max(16, KP // 2))  # a loop of one slice is unrolled, and spills
-    tile_block = block if half else 16
+    tile_block = {torch.bfloat16: block, torch.float16: max(16, min(32, KP // 4)), torch.float32: 16}[q.dtype]
     hopper = _shared_memory(q.device) >= HOPPER_SHARED  # older matrix units spill under a cap, and with wide slices
     shapes = {
         "tiles": Shape(tile_block, warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
@@ -162,7 +162,7 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
         wide=shapes["state"].block >= WIDE or not half,
         dot=DOT_DTYPES[q.dtype],
         solve=tl.float16 if half and normalised else tl.float32,
-        precision="tf32" if half and torch.version.hip is None else full,  # of products of fp32 operands
+        precision=full,  # of products of fp32 operands: tf32 alone cuts bits that the inverse needs
     )
 
 
