@@ -149,7 +149,7 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
     hopper = _shared_memory(q.device) >= HOPPER_SHARED  # older matrix units spill under a cap, and with wide slices
     shapes = {
         "tiles": Shape(tile_block, warps=1, registers=168 if gate == GATE_BOUNDED_MILD.value else None),
-        "chunks": Shape(block, warps=4, registers=168 if half and normalised and KP <= 128 and hopper else None),
+        "chunks": _chunks_shape(block, half, normalised, hopper, KP),
         "state": _state_shape(q, VP, KP, segment_heads),
     }
     for kernel in shapes:
@@ -164,6 +164,15 @@ def plan(q: Tensor, V: int, normalised: bool, gate: int = 1, segment_heads: int 
         solve=tl.float16 if half and normalised else tl.float32,
         precision=full,  # of products of fp32 operands: tf32 alone cuts bits that the inverse needs
     )
+
+
+def _chunks_shape(block: int, half: bool, normalised: bool, hopper: bool, KP: int) -> Shape:
+    """At 168 registers three programs share a multiprocessor. An inverse in fp32 needs 8 warps on older ones."""
+    if not half or (hopper and (not normalised or KP > 128)):
+        return Shape(block, warps=4)
+    if hopper:
+        return Shape(block, warps=4, registers=168)
+    return Shape(block, warps=4 if normalised else 8)
 
 
 def _state_shape(q: Tensor, VP: int, KP: int, segment_heads: int) -> Shape:
