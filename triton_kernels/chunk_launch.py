@@ -30,6 +30,7 @@ from .support import Configuration, Launch, cdiv, metadata, next_power_of_2, rem
 SLICE_US = {16: 1.05, 32: 1.22, 64: 1.38, 128: 2.39}  # a chunk in the state kernel, by value channels, on an H200
 WIDE = 64  # slices from here on are computed transposed; in fp32 all are, which spills less
 MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
+EVERY_SLICE = ((1, 32), (1, 16), (2, 32), (4, 32))  # segments and heads that take slices of 32, 16, 64 and 128
 DOT_DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 ROOM_TO_PREFETCH = 163 * 1024  # bytes of shared memory: three chunks of 128 channels take up to 162 KiB
 ALIGNMENT = 256  # bytes: of each tensor in the workspace
@@ -328,11 +329,11 @@ def configurations(shared_memory: int = HOPPER_SHARED) -> list[Configuration]:
     cases = [(128, 128, dtype, packed) for dtype in every for packed in (False, True)]
     cases += [(K, V, dtype, False) for K, V in ((20, 100), (64, 64), (256, 256)) for dtype in halves]
     return [
-        Configuration(describe(gate=gate, N=N, K=K, V=V, dtype=_name(dtype), packed=packed), launch)
+        Configuration(describe(gate=gate, N=N, HV=HV, K=K, V=V, dtype=_name(dtype), packed=packed), launch)
         for K, V, dtype, packed in cases
-        for N in ((1, 2, 4) if (K, V) == (128, 128) else (2,))  # segments: slices of 32, 64 and 128
-        for gate, front_end in example_front_ends(CHECKPOINT["HV"], K).items()
-        for launch in _example(CHECKPOINT | {"K": K, "V": V}, dtype, packed, front_end, N)
+        for N, HV in (EVERY_SLICE if (K, V) == (128, 128) else ((2, CHECKPOINT["HV"]),))
+        for gate, front_end in example_front_ends(HV, K).items()
+        for launch in _example({"H": HV, "HV": HV, "K": K, "V": V}, dtype, packed, front_end, N)
     ]
 
 

@@ -28,6 +28,12 @@ def by_tile(f0, f1, f2, f3, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def decay_before(d_0, d_1, d_2, CHUNK: tl.constexpr):
+    """From the chunk's start to that of each row's tile."""
+    return by_tile(1.0, d_0[None, :], (d_0 * d_1)[None, :], (d_0 * d_1 * d_2)[None, :], CHUNK)
+
+
+@triton.jit
 def add_between_tiles(M, x_start, k_end, d_1, d_2, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
     """Stage 2: M + <x_i, k_j decay(j -> i)> for i and j in different tiles, for one slice of channels."""
     tile = tl.arange(0, CHUNK) // (CHUNK // 4)
@@ -120,7 +126,7 @@ def kda_chunks_kernel(
         d_2 = tl.load(tile_decay + 2 * KP + channel)
         x_q = tl.load(q_start + at)
         x_end = tl.load(k_end + at)
-        before = by_tile(1.0, d_0[None, :], (d_0 * d_1)[None, :], (d_0 * d_1 * d_2)[None, :], CHUNK)
+        before = decay_before(d_0, d_1, d_2, CHUNK)
         tl.store(wq + CHUNK * KP + at, (x_q * before).to(DOT))
         M = add_between_tiles(M, x_q, x_end, d_1, d_2, CHUNK, PRECISION)
     M += M_tile.to(tl.float32)
@@ -165,6 +171,6 @@ def kda_chunks_kernel(
         d_0 = tl.load(tile_decay + channel)
         d_1 = tl.load(tile_decay + KP + channel)
         d_2 = tl.load(tile_decay + 2 * KP + channel)
-        before = by_tile(1.0, d_0[None, :], (d_0 * d_1)[None, :], (d_0 * d_1 * d_2)[None, :], CHUNK)
+        before = decay_before(d_0, d_1, d_2, CHUNK)
         x_k = (tl.load(k_start + at) * (before * beta[:, None])).to(DOT)
         tl.store(wq + at, tl.dot(X, x_k, input_precision=PRECISION).to(DOT))

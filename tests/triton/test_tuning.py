@@ -6,6 +6,7 @@ import pytest
 import torch
 from triton_inputs import DEVICE, assert_rounded_only, make_call, reference
 
+import time_model
 from kimi_linear.triton_kernels import chunk_kda, chunk_launch, tuning
 
 SHAPE = {"block": 16, "warps": 4, "stages": 1, "registers": None}
@@ -83,3 +84,14 @@ def test_a_malformed_table_is_refused_by_name(tmp_path, table, message):
 def test_a_missing_table_is_refused_by_name(tmp_path):
     with pytest.raises(ValueError, match=r"missing.json must be a tuning table; got No such file"):
         tuning.use_table(tmp_path / "missing.json")
+
+
+def test_the_performance_model_takes_a_chunk_to_cost_what_launches_do():
+    assert pytest.approx({block: 1e-6 * us for block, us in chunk_launch.SLICE_US.items()}) == time_model.STEP
+
+
+def test_the_kernels_report_compiles_every_width_of_the_state():
+    launches = [one.launch for one in chunk_launch.configurations()]
+    states = [launch for launch in launches if launch.kernel.__name__ == "kda_state_kernel"]
+    halves = {launch.arguments["BV"] for launch in states if launch.arguments["wq"].dtype == torch.bfloat16}
+    assert halves >= set(chunk_launch.SLICE_US)
