@@ -184,13 +184,13 @@ PEAK = """
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 def test_peak_memory_is_that_of_two_layers_and_not_of_the_model(tmp_path):
-    """Resident bytes of a fresh process, mapped files included: 16 layers of 8 MB and little else."""
-    width = 9000
-    config = tiny_config(16, num_experts=0, intermediate_size=width)
+    """Resident bytes of a fresh process, mapped files included: 8 layers of 23 MB, beside which 9 MB of buffers are few."""
+    width = 27_000
+    config = tiny_config(8, num_experts=0, intermediate_size=width)
     small = make_checkpoint(tmp_path / "small", tiny_config(2))
     large = make_checkpoint(tmp_path / "large", config, shards=4, dtype=torch.float32)
     layer, total = 3 * 72 * width * 4, sum(file.stat().st_size for file in large.glob("*.safetensors"))
-    assert total > 15 * layer
+    assert total > 7 * layer
     peaks = {}
     for how in ("memory", "disk"):
         command = [sys.executable, "-c", textwrap.dedent(PEAK), str(small), str(large), how]
