@@ -177,6 +177,7 @@ RAW_GATES: dict[str, Callable[[Draw, Shape], Array]] = {
     "underflow": lambda d, s: (
         np.where(np.arange(s[2]) % 2 == 0, -200.0, -81.0)[None, None, :, None] + 2 * d.uniform(*s)
     ),
+    "against_90": lambda d, s: -91 + 2 * d.uniform(*s),
 }
 
 RATES: dict[str, Callable[[Draw, int], Array]] = {
@@ -185,6 +186,7 @@ RATES: dict[str, Callable[[Draw, int], Array]] = {
     "mild": lambda d, heads: -3.0 + d.uniform(heads),
     "large": lambda d, heads: 10.0 + 2 * d.uniform(heads),
     "high": lambda d, heads: np.full(heads, 80.0),
+    "ninety": lambda d, heads: np.full(heads, 90.0),
     "overflow": lambda d, heads: np.where(np.arange(heads) % 2 == 0, 90.0, 80.0),
 }
 

@@ -13,6 +13,7 @@ FRONT_ENDS = (
     FrontForm(gate="bounded", beta="double_sigmoid", lower_bound=-3.0),
     FrontForm(),
 )
+FAINT = -80.0  # softplus(x) is exp(x) long before
 
 
 class FrontSteps:
@@ -41,9 +42,11 @@ class FrontSteps:
         return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
     def softplus_gate(self, x: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: float) -> Tensor:
-        """exp(A_log) split in two, and log1p for small decays."""
-        half = torch.exp(A_log / 2)
-        return -half * (half * self.softplus(x + dt_bias))
+        """exp(A_log + min(x, 0)) as its root, twice, and softplus(x) without that factor: none is ever inf or 0."""
+        x = x + dt_bias
+        root = torch.exp((A_log + x.clamp(max=0)) / 2)
+        x = x.clamp(min=FAINT)
+        return -root * (root * (self.softplus(x) * torch.exp(-x.clamp(max=0))))
 
     def softplus(self, x: Tensor) -> Tensor:
         return x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..reference.gates import softplus
+from ..reference.activations import softplus
 from .envelope import rms
 from .problem import RawInputs
 

@@ -4,9 +4,10 @@ naive      the recurrence, token by token: the definition
 chunked    the same function in numbered stages of matrix products
 """
 
+from .activations import softplus
 from .contract import Dims, check_inputs, check_values
 from .front_end import FrontEnd, l2norm
-from .gates import BoundedGate, SoftplusGate, softplus
+from .gates import BoundedGate, SoftplusGate
 from .operands import KDAGradients
 
 __all__ = [

@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from .activations import sigmoid
 from .contract import check_choice, check_positive
 from .gates import BoundedGate, SoftplusGate
 
@@ -62,7 +63,7 @@ class FrontEnd:
         if self.gate is not None:
             g = self.gate(g)
         if self.beta is not None:
-            beta = torch.sigmoid(beta)
+            beta = sigmoid(beta)
         if self.beta == "double_sigmoid":
             beta = 2 * beta
         return q, k, g, beta

@@ -9,14 +9,13 @@ sets its steepness, not its rate.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import torch
 from einops import rearrange
 from jaxtyping import Float
 from torch import Tensor
 
+from .activations import rate_times, rate_times_softplus, sigmoid
 from .contract import check_gate_parameters, check_lower_bound
 
 
@@ -36,8 +35,7 @@ class SoftplusGate:
 
     def __call__(self, x: Float[Tensor, "B T HV K"]) -> Float[Tensor, "B T HV K"]:
         x = x + _per_channel(self.dt_bias, x)
-        root = _root_rate(self.A_log, x)
-        return -(root * (root * softplus(x)))
+        return -rate_times_softplus(_per_head(self.A_log, x), x)
 
 
 @dataclass(frozen=True)
@@ -57,28 +55,11 @@ class BoundedGate:
 
     def __call__(self, x: Float[Tensor, "B T HV K"]) -> Float[Tensor, "B T HV K"]:
         x = x + _per_channel(self.dt_bias, x)
-        root = _root_rate(self.A_log, x)
-        return self.lower_bound * torch.sigmoid(root * (root * x))
+        return self.lower_bound * sigmoid(rate_times(_per_head(self.A_log, x), x))
 
 
-def softplus(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
-    """log(1 + exp(x)) = max(x, 0) + log1p(exp(-|x|)), to rounding at both ends.
-
-    log(1 + exp(x)) as written is 0 below x = -17 in fp32, and a decay of 1e-8 a token matters over a
-    million of them; torch.nn.functional.softplus returns x itself above 20, which fp64 would notice.
-
-    >>> x = torch.tensor(-18.0)
-    >>> torch.log(1 + torch.exp(x)).item(), round(softplus(x).item() * 1e8, 3)
-    (0.0, 1.523)
-    """
-    smallest = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
-    x = x.clamp(min=math.log(smallest) - 1)  # the result is 0 from here on; a gradient stays clear of inf * 0
-    return -torch.nn.functional.logsigmoid(-x)
-
-
-def _root_rate(A_log: Tensor, like: Tensor) -> Float[Tensor, "HV 1"]:
-    """sqrt(exp(A_log)), applied twice by the gates: exp(90) alone is inf in fp32, and inf * 0 is NaN."""
-    return rearrange(torch.exp(A_log.to(like.dtype).flatten() / 2), "hv -> hv 1")
+def _per_head(A_log: Tensor, like: Tensor) -> Float[Tensor, "HV 1"]:
+    return rearrange(A_log.to(like.dtype).flatten(), "hv -> hv 1")
 
 
 def _per_channel(dt_bias: Tensor, like: Tensor) -> Float[Tensor, "HV K"]:

@@ -281,6 +281,102 @@ def test_a_call_through_a_gate_of_huge_rate_is_finite_with_finite_gradients(tier
         assert x.isfinite().all()
 
 
+def exact_slope(kind, y, A_log):
+    """d g / d x at y = x + dt_bias."""
+    if kind is SoftplusGate:
+        return -mpmath.exp(A_log) * exact_sigmoid(y)
+    z = mpmath.exp(A_log) * y
+    return LOWER_BOUND * mpmath.exp(A_log) * exact_sigmoid(z) * exact_sigmoid(-z)
+
+
+def exact_rate_slope(kind, y, A_log):
+    """d g / d A_log at y = x + dt_bias."""
+    return -mpmath.exp(A_log) * exact_softplus(y) if kind is SoftplusGate else y * exact_slope(kind, y, A_log)
+
+
+# a rate; raw gates, where that rate has a gate and derivatives of a size that fp32 has
+EXTREMES = [
+    (SoftplusGate, 90.0, [-115.0, -103.0, -95.0, -90.0, -88.0, -86.0, -81.0, -60.0, -20.0, -8.0]),
+    (SoftplusGate, 88.0, [-115.0, -95.0, -87.5, -87.0, -50.0, -1.0]),
+    (SoftplusGate, 150.0, [-190.0, -150.0, -100.0, -88.0, -70.0]),
+    (SoftplusGate, 0.0, [-80.0, -20.0, 0.0, 20.0, 1e4]),
+    (SoftplusGate, -80.0, [-4.0, 0.0, 4.0, 1e4, 1e30]),
+    (BoundedGate, 90.0, [-6e-38, -3e-38, 2e-38, 6e-38]),
+    (BoundedGate, 80.0, [-1e-33, -1e-35, 0.0, 1e-35, 4e-34, 1e-33]),
+    (BoundedGate, 0.0, [-80.0, -18.0, 0.0, 18.0, 80.0]),
+    (BoundedGate, -60.0, [-1e20, 1.0, 1e20, 1e27]),
+]
+
+
+@pytest.mark.parametrize(("kind", "rate", "raw"), EXTREMES)
+def test_a_gate_of_extreme_rate_has_the_value_and_the_derivatives_of_its_formula(kind, rate, raw):
+    """No part of a product that fp32 can hold may overflow or vanish on the way; exp(y) carries y roundings."""
+    x = torch.tensor(raw).reshape(1, -1, 1, 1).requires_grad_()
+    A_log, dt_bias = torch.full((len(raw),), rate, requires_grad=True), torch.zeros(len(raw), 1, requires_grad=True)
+    g = kind(A_log, dt_bias)(x.transpose(1, 2))  # a head for each, so that no sum over tokens hides one
+    derivatives = torch.autograd.grad(g.sum(), [x, dt_bias, A_log])
+    y, rates = x.detach().flatten(), torch.full((len(raw),), rate)
+    slope = exactly(lambda *at: exact_slope(kind, *at), y, rates)
+    of_rate = exactly(lambda *at: exact_rate_slope(kind, *at), y, rates)
+    value = exact_gate(kind, y[:, None], rates, torch.zeros(1, 1)).flatten()
+    for found, wanted in zip((g, *derivatives), (value, slope, slope, of_rate), strict=True):
+        assert relative_errors(found.flatten(), wanted) < 96
+
+
+def relative_errors(x, exact):
+    """The largest, in units of eps, of what fp32 holds in full; what is 0 or has few digits there is one unit off."""
+    few = np.array([abs(value) < torch.finfo(x.dtype).smallest_normal for value in exact])
+    unit = torch.finfo(x.dtype).smallest_normal * torch.finfo(x.dtype).eps
+    assert all(abs(float(a) - float(b)) <= 2 * unit for a, b in zip(x[few].tolist(), exact[few], strict=True))
+    full = torch.tensor(~few)
+    return largest_relative_error(x[full], exact[~few])
+
+
+def test_the_chain_rule_alone_overflows_where_the_derivative_is_8103():
+    """exp(90) is inf in fp32: as an activation times a rate, whose root is taken twice, its gradient is inf."""
+    x, rate = torch.tensor(-81.0, requires_grad=True), torch.exp(torch.tensor(45.0))
+    (as_written,) = torch.autograd.grad(-(rate * (rate * softplus(x))), x)
+    gate = SoftplusGate(torch.full((1,), 90.0), torch.zeros(1, 1))
+    (slope,) = torch.autograd.grad(gate(x.reshape(1, 1, 1, 1)).sum(), x)
+    assert as_written == -float("inf")
+    assert slope.item() == pytest.approx(-np.exp(9.0), rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_softplus_gate_is_bit_for_bit_its_rates_root_taken_twice(dtype):
+    """But where softplus(x) has lost digits, or is 0."""
+    x = torch.linspace(-87, 200, 1001, dtype=dtype).reshape(1, -1, 1, 1)
+    for rate in (-20.0, 0.7, 40.0, 90.0):
+        root = torch.exp(torch.tensor(rate, dtype=dtype) / 2)
+        gate = SoftplusGate(torch.tensor([rate], dtype=dtype), torch.zeros(1, 1, dtype=dtype))
+        assert torch.equal(gate(x), -(root * (root * softplus(x))))
+
+
+@pytest.mark.parametrize("raw", [-60.0, -20.0, 0.0, 20.0, 60.0])
+def test_a_write_strength_has_a_slope_also_where_it_rounds_to_1(raw):
+    b = torch.full((1, 1, 1), raw, requires_grad=True)
+    x = torch.zeros(1, 1, 1, 1)
+    *_, beta = FrontEnd(beta="double_sigmoid")(x, x, x, b)
+    (slope,) = torch.autograd.grad(beta.sum(), b)
+    exact = 2 * np.exp(-abs(np.float64(raw))) / (1 + np.exp(-abs(np.float64(raw)))) ** 2
+    assert slope.item() == pytest.approx(exact, rel=1e-6)
+    assert torch.equal(beta.detach(), 2 * torch.sigmoid(b.detach()))
+
+
+@GATES
+def test_second_derivatives_of_a_gate_are_finite_differences_of_its_first_also_where_nothing_flows_back(kind):
+    x = 3 * draw(9, 1, 3, HV, K)
+    x[0, 0] = torch.tensor([-750.0, -710.0, -700.0])  # of fp64, where softplus(x) has lost digits
+    cotangent = draw(10, 1, 3, HV, K)
+    cotangent[0, 1] = 0.0
+
+    def of(x, A_log, dt_bias, cotangent):
+        return torch.autograd.grad((kind(A_log, dt_bias)(x) * cotangent).sum(), leaves[:3], create_graph=True)
+
+    leaves = [y.requires_grad_() for y in (x, draw(1, HV), draw(2, HV, K), cotangent)]
+    assert torch.autograd.gradcheck(of, leaves)
+
+
 @pytest.mark.parametrize("raw", [-20.0, 0.0, 20.0, 200.0, -100.0])
 def test_softplus_in_fp32_has_finite_derivatives_of_every_order(raw):
     """0, 1/2, 1/4, 0 at the origin: the kinks of max(x, 0) and |x| cancel in value, not under autograd."""

@@ -99,6 +99,28 @@ def test_a_backward_that_ends_at_the_front_end_is_declared_and_not_judged_beyond
         assert (verdict.status, verdict.reason) == ("skip", "a backward through the front end is not declared")
 
 
+class InTheChainRulesOrder(Correct):
+    """Its gate is right; its backward multiplies by exp(A_log), of which the forward takes the root, at once."""
+
+    def softplus_gate(self, x, A_log, dt_bias, lower_bound):
+        half = torch.exp(A_log / 2)
+        return -half * (half * self.softplus(x + dt_bias))
+
+
+@pytest.mark.parametrize("id", ["softplus_against_rate", "softplus_overflow"])
+def test_a_rate_past_the_largest_number_shows_an_order_of_multiplications_that_others_hide(id):
+    def verdicts(kernel):
+        bench = Bench(kernel, kernel.capabilities(), CONTRACT)
+        ids = ("front.softplus_against_rate", "front_gradients.softplus_high_rate", f"front_gradients.{id}")
+        return [check_by_id(one)(bench) for one in ids]
+
+    *rest, overflow = verdicts(InTheChainRulesOrder())
+    assert [verdict.status for verdict in rest] == ["pass", "pass"]
+    assert overflow.failed
+    assert "dg is" in overflow.reason
+    assert [verdict.status for verdict in verdicts(Correct())] == ["pass"] * 3
+
+
 class LosesAHead(Correct):
     """dA_log of the second value head is lost."""
 
