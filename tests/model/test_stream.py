@@ -184,7 +184,7 @@ PEAK = """
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
 def test_peak_memory_is_that_of_two_layers_and_not_of_the_model(tmp_path):
-    """Resident bytes of a fresh process, mapped files included: 8 layers of 23 MB, beside which 9 MB of buffers are few."""
+    """Resident bytes of a fresh process, mapped files too: 8 layers of 23 MB, beside which 9 MB of buffers vanish."""
     width = 27_000
     config = tiny_config(8, num_experts=0, intermediate_size=width)
     small = make_checkpoint(tmp_path / "small", tiny_config(2))
