@@ -31,7 +31,7 @@ C, TILE = 64, 16
 HALF, FULL = 2, 4  # bytes
 
 SHARE = 1.09  # of a copy's bandwidth: above 1, since some of what a kernel writes is in the cache for the next
-# s a chunk of the serial kernel, by value channels of a slice: SLICE_US of triton_kernels/chunk_launch.py
+# s a chunk of the serial kernel, by value channels of a slice: SLICE_US of triton_kernels/chunk_plan.py
 STEP = {16: 1.05e-6, 32: 1.22e-6, 64: 1.38e-6, 128: 2.39e-6}
 START = 3.4e-6  # s: launch and first bytes of a decoding step; fitted to batch 1
 FITTED_TO = (("B=1 T=8192 H=32", "bounded"),)
@@ -84,7 +84,7 @@ def parse(shape: str) -> Call:
 
 
 def kernels(gate: str) -> list[Kernel]:
-    """The two parallel kernels; sizes as in `Workspace` of triton_kernels/chunk_launch.py."""
+    """The two parallel kernels; sizes as in `Workspace` of triton_kernels/chunk_workspace.py."""
     rows = K * HALF
     per_tile = TILE * HALF  # a row of T or Aqk inside its tile
     decays, strength = K * FULL // TILE, FULL

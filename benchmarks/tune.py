@@ -21,20 +21,20 @@ import triton
 import triton.testing
 
 from kimi_linear.reference import BoundedGate, FrontEnd, SoftplusGate
-from kimi_linear.triton_kernels import chunk_launch, tuning
+from kimi_linear.triton_kernels import chunk_launch, chunk_plan, tuning
 from kimi_linear.triton_kernels.support import next_power_of_2
 
 KERNELS = {"tiles": "kda_tiles_kernel", "chunks": "kda_chunks_kernel", "state": "kda_state_kernel"}
 GATES = ("softplus", "bounded", "given")
 
 
-def candidates(kernel: str, most: int) -> Iterator[chunk_launch.Shape]:
+def candidates(kernel: str, most: int) -> Iterator[chunk_plan.Shape]:
     """Shapes to try: slices, warps, stages, and register limits where programs share a multiprocessor."""
     blocks = [n for n in (16, 32, 64, 128) if n <= most]
     warps = (1, 2) if kernel == "tiles" else (4, 8)
     stages = (1, 2, 3) if kernel == "state" else (1,)
     registers = (None, 128, 168) if kernel == "tiles" else (None,)
-    yield from (chunk_launch.Shape(*choice) for choice in product(blocks, warps, stages, registers))
+    yield from (chunk_plan.Shape(*choice) for choice in product(blocks, warps, stages, registers))
 
 
 def example(dtype: torch.dtype, gate: str, channels: int, heads: int, tokens: int) -> tuple[dict[str, Any], Any]:
@@ -56,7 +56,7 @@ def example(dtype: torch.dtype, gate: str, channels: int, heads: int, tokens: in
     return tensors, chunk_launch.options_of(front_end, channels**-0.5, True)
 
 
-def time_kernel(kernel: str, shape: chunk_launch.Shape, tensors: dict[str, Any], options: Any) -> float:
+def time_kernel(kernel: str, shape: chunk_plan.Shape, tensors: dict[str, Any], options: Any) -> float:
     """Milliseconds of one kernel in this shape; inf where it does not run."""
     call = chunk_launch.prepare(tensors, options)
     call = call._replace(plan=call.plan._replace(**{kernel: shape}))

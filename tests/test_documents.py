@@ -61,7 +61,7 @@ def test_commands_named_in_the_documents_exist(target):
 
 
 def test_the_kernels_names_in_the_notation_are_those_of_their_workspace():
-    from kimi_linear.triton_kernels.chunk_launch import Workspace
+    from kimi_linear.triton_kernels.chunk_workspace import Workspace
 
     section = (ROOT / "docs" / "notation.md").read_text().split("## The kernels")[1].split("## The judge")[0]
     named = set(re.findall(r"`(\w+)` \| \[chunks", section))

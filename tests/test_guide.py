@@ -40,7 +40,7 @@ def test_the_model_counts_the_workspace_that_the_kernels_share():
     """Bytes that the two parallel kernels write are those of the workspace, a token and head."""
     import torch
 
-    from kimi_linear.triton_kernels.chunk_launch import workspace_layout
+    from kimi_linear.triton_kernels.chunk_workspace import workspace_layout
 
     chunks = 8
     layout = workspace_layout(1, chunks, 2, 128, 128, torch.bfloat16, torch.float16)

@@ -6,7 +6,8 @@
 
 Forward only. No autotuning: the configuration follows from shapes alone, so a first call compiles once and
 reruns give the same bits. Nothing is read back to the host, so calls can be captured in a CUDA graph and
-replayed with other offsets in cu_seqlens. `chunk_launch` holds block shapes, memory and launches.
+replayed with other offsets in cu_seqlens. `chunk_launch` holds the launches, `chunk_plan` block shapes,
+`chunk_workspace` the memory between the kernels.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from ..reference.front_end import FrontEnd
 from .chunk_launch import INPUTS, Options, empty_state, launch_chunk, options_of
-from .support import adjacent_channels, check_no_gradient, check_supported, checked_dims, define_op
+from .support import check_no_gradient, check_supported, checked_call, define_op
 
 MAX_V = 256  # a state slice must fit the registers
 INSTEAD = "use kimi_linear.reference.chunked, or call under torch.no_grad()"
@@ -45,7 +46,7 @@ def chunk_kda(
     Matrix operands have the dtype of q, sums and the state are fp32. o has the dtype of v. Forward only: an
     input that requires a gradient is refused. Section 3, arXiv:2510.26692.
     """
-    dims = checked_dims(
+    dims, number = checked_call(
         q,
         k,
         v,
@@ -63,17 +64,13 @@ def chunk_kda(
     A_log, dt_bias = (None, None) if gate is None else (gate.A_log, gate.dt_bias)
     check_no_gradient("chunk_kda", q, k, v, g, beta, initial_state, A_log, dt_bias, instead=INSTEAD)
     options = options_of(front_end, dims.K**-0.5 if scale is None else float(scale), output_final_state)
-    o, final_state = _op(q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, *options)
+    o, final_state = _op(q, k, v, g, beta, A_log, dt_bias, initial_state, cu_seqlens, *options, number=number)
     return o, final_state if output_final_state else None
 
 
-def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
-    tensors = dict(zip(INPUTS, arguments, strict=False))
-    for name in ("A_log", "dt_bias", "initial_state", "cu_seqlens"):  # the kernels read these as dense
-        tensors[name] = None if tensors[name] is None else tensors[name].contiguous()
-    channels = ("q", "k", "v", "g")
-    tensors |= dict(zip(channels, adjacent_channels(*(tensors[name] for name in channels)), strict=True))
-    o, final_state = launch_chunk(tensors, Options(*arguments[len(INPUTS) :]))
+def _forward(*arguments: Any, number: int | None = None) -> tuple[Tensor, Tensor]:
+    options = Options(*arguments[len(INPUTS) :])
+    o, final_state = launch_chunk(arguments[: len(INPUTS)], options, number)
     return o, o.new_empty(0, dtype=torch.float32) if final_state is None else final_state
 
 

@@ -13,6 +13,7 @@ device, an address that is no multiple of 16) the launch goes through Triton as 
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -93,24 +94,23 @@ def _start(compiled: Any, grid: tuple[int, ...], stream: int, arguments: Sequenc
 
 
 class Replay:
-    """A launch without its tensors: the arguments, and which address goes where."""
+    """A launch without its tensors: which of its arguments is which address, and all others."""
 
     def __init__(self, launch: Launch, compiled: Any, places: dict[str, int]) -> None:
         self.compiled, self.grid = compiled, launch.grid
         self.fixed: list[Any] = []
-        self.holes: list[tuple[int, int]] = []
-        for i, name in enumerate(launch.kernel.arg_names):
+        picks = []
+        for name in launch.kernel.arg_names:
             value = launch.arguments[name]
             if isinstance(value, Tensor):
-                self.holes.append((i, places[name]))
-                value = None
-            self.fixed.append(value)
+                picks.append(places[name])
+            else:
+                picks.append(len(places) + len(self.fixed))
+                self.fixed.append(value)
+        self.arguments = operator.itemgetter(*picks)  # of the addresses, and then the others
 
-    def run(self, stream: int, pointers: Sequence[int]) -> None:
-        arguments = self.fixed.copy()
-        for i, j in self.holes:
-            arguments[i] = pointers[j]
-        _start(self.compiled, self.grid, stream, arguments)
+    def run(self, stream: int, pointers: list[int]) -> None:
+        _start(self.compiled, self.grid, stream, self.arguments(pointers + self.fixed))
 
 
 class Calls:

@@ -49,3 +49,25 @@ def test_tensors_that_need_no_copy_are_passed_on():
     view = x.transpose(0, 1)
     assert support.adjacent_channels(view)[0] is view
     assert_same_bits(support.adjacent_channels(spread(x))[0], x)
+
+
+@pytest.mark.parametrize("first", ["dense", "spread"])
+def test_dense_and_spread_inputs_take_turns(first):
+    """A call is known by strides too: what was prepared for the one is never run on the other."""
+    calls = {"dense": [], "spread": []}
+    for turn in range(2):
+        call = make_call(B=1, T=20, K=20, V=12, seed=turn)
+        views = {name: spread(call[name]) for name in ("q", "k", "v", "g")}
+        turns = {"dense": call, "spread": call | views}
+        for name in sorted(turns, reverse=first == "spread"):
+            calls[name].append(chunk_kda(**turns[name])[0])
+    for dense, other in zip(*calls.values(), strict=True):
+        assert_same_bits(other, dense)
+
+
+def test_calls_have_the_same_number_only_if_they_launch_alike():
+    x = torch.zeros(2, 3, 4)
+    assert support.number_of(x, None) == support.number_of(torch.ones(2, 3, 4), None)
+    others = [(x,), (x, x), (None, x), (x.half(), None), (x.transpose(0, 1), None), (x[:1], None), (spread(x), None)]
+    numbers = {support.number_of(*tensors) for tensors in [(x, None), *others]}
+    assert len(numbers) == len(others) + 1

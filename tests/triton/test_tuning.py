@@ -7,7 +7,7 @@ import torch
 from triton_inputs import DEVICE, assert_rounded_only, make_call, reference
 
 import time_model
-from kimi_linear.triton_kernels import chunk_kda, chunk_launch, tuning
+from kimi_linear.triton_kernels import chunk_kda, chunk_launch, chunk_plan, tuning
 
 SHAPE = {"block": 16, "warps": 4, "stages": 1, "registers": None}
 HERE = tuning.device_name(torch.device(DEVICE))
@@ -25,7 +25,7 @@ def write(path, device=HERE, **launches):
 
 
 def planned(K=20, V=40):
-    return chunk_launch.plan(torch.empty(1, 1, 1, K, device=DEVICE), V, normalised=True)
+    return chunk_plan.plan(torch.empty(1, 1, 1, K, device=DEVICE), V, normalised=True)
 
 
 def test_a_table_changes_the_plan_of_its_sizes_only(tmp_path):
@@ -33,7 +33,7 @@ def test_a_table_changes_the_plan_of_its_sizes_only(tmp_path):
     assert (before.state.block, before.chunks.block) == (16, 16)
     key = tuning.table_key("state", dtype=torch.float32, KP=32, VP=64, gate=1)
     tuning.use_table(write(tmp_path / "table.json", **{key: SHAPE}))
-    assert planned().state == chunk_launch.Shape(**SHAPE)
+    assert planned().state == chunk_plan.Shape(**SHAPE)
     assert planned()._replace(state=before.state) == before
     assert planned(K=60) == other
     tuning.use_table(None)
@@ -87,11 +87,11 @@ def test_a_missing_table_is_refused_by_name(tmp_path):
 
 
 def test_the_performance_model_takes_a_chunk_to_cost_what_launches_do():
-    assert pytest.approx({block: 1e-6 * us for block, us in chunk_launch.SLICE_US.items()}) == time_model.STEP
+    assert pytest.approx({block: 1e-6 * us for block, us in chunk_plan.SLICE_US.items()}) == time_model.STEP
 
 
 def test_the_kernels_report_compiles_every_width_of_the_state():
     launches = [one.launch for one in chunk_launch.configurations()]
     states = [launch for launch in launches if launch.kernel.__name__ == "kda_state_kernel"]
     halves = {launch.arguments["BV"] for launch in states if launch.arguments["wq"].dtype == torch.bfloat16}
-    assert halves >= set(chunk_launch.SLICE_US)
+    assert halves >= set(chunk_plan.SLICE_US)
