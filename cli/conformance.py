@@ -27,6 +27,7 @@ from .algebra import algebra_command
 from .conformance_matrix import matrix_command
 from .exchange import export_command, judge_command
 from .repro import repro_command
+from .schema import schema_command
 from .score import score_command
 from .search import FOLDER, Examples, Minutes, searched
 
@@ -129,6 +130,7 @@ conformance.command("algebra")(algebra_command)
 conformance.command("matrix")(matrix_command)
 conformance.command("export")(export_command)
 conformance.command("judge")(judge_command)
+conformance.command("schema")(schema_command)
 
 
 @contextmanager

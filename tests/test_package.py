@@ -103,7 +103,8 @@ def test_the_wheel_alone_is_enough_to_import_every_package(install):
 @pytest.mark.slow
 def test_the_wheel_ships_every_source_file(install):
     def sources(folder):
-        return {file.relative_to(folder) for file in folder.rglob("*.py") if file.parent.name != SCRIPTS}
+        files = [*folder.rglob("*.py"), *folder.rglob("*.json")]
+        return {file.relative_to(folder) for file in files if file.parent.name != SCRIPTS}
 
     for name, folder in package_settings()["package-dir"].items():
         assert sources(install.purelib.joinpath(*name.split("."))) == sources(ROOT / folder)
