@@ -30,6 +30,7 @@ from .repro import repro_command
 from .schema import schema_command
 from .score import score_command
 from .search import FOLDER, Examples, Minutes, searched
+from .vectors import vectors_command
 
 PASS, FAIL, ERROR = 0, 1, 2
 
@@ -131,6 +132,7 @@ conformance.command("matrix")(matrix_command)
 conformance.command("export")(export_command)
 conformance.command("judge")(judge_command)
 conformance.command("schema")(schema_command)
+conformance.command("vectors")(vectors_command)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ SCHEMAS = {
     "capabilities": "what `export --capabilities` reads",
     "calls": "manifest.json of a folder of `export`, which `judge` reads",
     "score": "what `score --json` writes",
+    "vectors": "manifest.json of the golden vectors",
 }
 
 
