@@ -61,9 +61,13 @@ class Rounding(TorchDispatchMode):
         """R_s(x) with a fresh s; tensors that are not fp64 pass."""
         if x.dtype != torch.float64:
             return x
-        s = 1 + torch.rand((), dtype=torch.float64, generator=self.generator).item()
+        s = self.fresh()
         moved = x * s
         return moved.copy_(moved.to(self.dtype)).div_(s)
+
+    def fresh(self) -> float:
+        """A grid's s: of fp64, since on a grid moved by a number of `dtype` powers of two would be exact."""
+        return 1 + torch.rand((), dtype=torch.float64, generator=self.generator).item()
 
     def jitter_smallest(self, args: Sequence[Any]) -> list[Any]:
         """Move each element of the smallest fp64 operand by a relative error of at most one roundoff."""
@@ -97,7 +101,10 @@ def rounded_runs(
     seed: int = 0,
     rounding: type[Rounding] = Rounding,
 ) -> list[list[Tensor]]:
-    """Results of `run`, fp64 code, under `samples` different roundings to `dtype`: one list per result."""
+    """Results of `run`, fp64 code, under `samples` different roundings to `dtype`: one list per result.
+
+    Sample i is what `seed + i` gives alone. A `run` must return as many results each time: ValueError.
+    """
     runs = []
     for sample in range(samples):
         with rounding(dtype, seed + sample):
@@ -129,7 +136,7 @@ def error_ratio(
     got: Float[Tensor, "*rows D"], exact: Float[Tensor, "*rows D"], limit: Float[Tensor, "*rows"]
 ) -> Float[Tensor, "*rows"]:
     """Each row's error over its envelope; inf where `got` is not finite; 0 where both are 0."""
-    error = rms(got.to(torch.float64) - exact)
+    error = rms(got.double() - exact)
     error = torch.where(error.isfinite(), error, torch.full_like(error, torch.inf))
     return torch.where(error == 0, torch.zeros_like(error), error / limit)
 

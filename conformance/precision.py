@@ -24,8 +24,7 @@ def to_format(x: Tensor, name: str) -> Tensor:
     if name == "tf32":
         moved = _short_mantissa(x.detach()) - x.detach()
         return x + torch.where(x.detach().isfinite(), moved, torch.zeros_like(moved))
-    dtype = DTYPES[name]
-    return x if dtype == x.dtype else x.to(dtype).to(x.dtype)
+    return x.to(DTYPES[name]).to(x.dtype)
 
 
 def moved_grid(x: Tensor, name: str, s: float) -> Tensor:

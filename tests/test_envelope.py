@@ -18,7 +18,7 @@ from kimi_linear.conformance import (
     rounded_runs,
     unit_roundoff,
 )
-from kimi_linear.conformance.envelope import in_precision
+from kimi_linear.conformance.envelope import SAMPLES, in_precision
 from kimi_linear.reference.chunked import chunk_kda
 from kimi_linear.reference.naive import recurrent_kda
 
@@ -41,6 +41,31 @@ def test_equal_numbers_get_equal_errors():
     assert y[0] != x[0]
 
 
+def test_a_rounding_is_to_nearest_on_a_grid_moved_by_one_to_two():
+    x = torch.rand(9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    s = Rounding(torch.float32, seed=3).fresh()
+    assert torch.equal(Rounding(torch.float32, seed=3).round(x), (x * s).float().double() / s)
+    one = Rounding(torch.float32, seed=0)
+    draws = torch.tensor([one.fresh() for _ in range(200)])
+    assert 1 <= draws.min() < 1.05
+    assert 1.95 < draws.max() < 2
+
+
+def test_a_power_of_two_is_rounded_though_a_plain_grid_has_it():
+    with Rounding(torch.float32, seed=0):
+        y = torch.ones(1, dtype=torch.float64) * 1
+    assert 0 < (y - 1).abs() <= 2**-24
+
+
+def test_an_operation_keeps_its_options_and_numbers_that_are_not_fp64_stay():
+    x, whole = torch.full((2, 3), 1 / 3, dtype=torch.float64), torch.arange(6).reshape(2, 3)
+    with Rounding(torch.float32, seed=0):
+        total, rows, count = torch.add(x, x, alpha=-3), x.sum(1, keepdim=True), whole.sum(1)
+    torch.testing.assert_close(total, -2 * x, rtol=2**-23, atol=0)
+    torch.testing.assert_close(rows, torch.ones(2, 1, dtype=torch.float64), rtol=2**-22, atol=0)
+    assert count.tolist() == [3, 12]
+
+
 def test_a_contraction_is_charged_for_terms_that_cancel():
     x = torch.tensor([[1.0, 1e4, -1e4]], dtype=torch.float64)
     ones = torch.ones(3, 1, dtype=torch.float64) / 3
@@ -48,22 +73,38 @@ def test_a_contraction_is_charged_for_terms_that_cancel():
     assert max((run - x @ ones).abs().item() for run in runs) > 1e4 * 2**-26
 
 
-def test_each_element_of_the_smaller_operand_moves_on_its_own_by_up_to_a_roundoff_either_way():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_each_element_of_the_smaller_operand_moves_on_its_own_by_up_to_a_roundoff_either_way(dtype):
     large, small = torch.ones(300, 10, dtype=torch.float64), torch.ones(2000, dtype=torch.float64)
-    kept, moved = Rounding(torch.bfloat16, seed=0).jitter_smallest([large, small])
+    kept, moved = Rounding(dtype, seed=0).jitter_smallest([large, small])
     assert torch.equal(kept, large)
-    error = (moved - 1) / unit_roundoff(torch.bfloat16)
+    error = (moved - 1) / unit_roundoff(dtype)
+    assert error.unique().numel() > 1900
     assert -1 <= error.min() < -0.99
     assert 0.99 < error.max() <= 1
     assert error.mean().abs() < 0.05
 
 
-def test_samples_differ_and_repeat_with_the_seed():
+@pytest.mark.parametrize("operation", [torch.mul, torch.dot])
+def test_samples_differ_and_repeat_with_the_seed(operation):
     x = torch.rand(5, dtype=torch.float64)
-    first, again, other = (rounded_runs(lambda: [x * x], seed=s)[0] for s in (0, 0, 100))
+    first, again, other = (rounded_runs(lambda: [operation(x, x)], seed=s)[0] for s in (0, 0, 100))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not torch.equal(first[0], other[0])
     assert not torch.equal(first[0], first[1])
+
+
+def test_a_sample_can_be_run_again_alone():
+    x = torch.rand(5, dtype=torch.float64)
+    several, alone = rounded_runs(lambda: [x * x])[0], rounded_runs(lambda: [x * x], samples=1, seed=5)[0]
+    assert len(several) == SAMPLES
+    assert torch.equal(several[5], alone[0])
+
+
+def test_runs_with_more_or_fewer_results_than_the_first_are_refused():
+    returns = iter(([torch.ones(2)], [torch.ones(2)] * 2))
+    with pytest.raises(ValueError, match="zip"):
+        rounded_runs(lambda: next(returns), samples=2)
 
 
 @pytest.mark.parametrize("slip", ["gate", "beta", "state", "k"])
