@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -66,12 +66,17 @@ class ContractRounding(Rounding):
         signs = torch.randint(0, 2, x.shape, generator=self.generator) * 2 - 1
         return x * (1 + roundoff(format) * signs)
 
-    def fresh(self) -> float:
-        return 1 + torch.rand((), dtype=torch.float64, generator=self.generator).item()
+
+@dataclass(frozen=True)
+class _ByKey:
+    """A problem that caches take as equal to another of the same case, contract and numbers."""
+
+    key: tuple[Any, ...]
+    it: Problem = field(compare=False)
 
 
 @functools.lru_cache(maxsize=512)
-def _truth(key: Any, problem: _ByKey) -> Results:
+def _truth(problem: _ByKey) -> Results:
     x = problem.it
     with torch.no_grad():
         o, S = recurrent_kda(*x.inputs(), **x.options(), output_final_state=True)
@@ -83,7 +88,7 @@ def _truth(key: Any, problem: _ByKey) -> Results:
 
 
 @functools.lru_cache(maxsize=512)
-def _envelopes(key: Any, problem: _ByKey, recurrence_alone: bool) -> Results:
+def _envelopes(problem: _ByKey, recurrence_alone: bool) -> Results:
     x, truth = problem.it, truth_of(problem.it)
     form = rounded_recurrence if recurrence_alone or x.contract.chunk_size is None else rounded_chunks
     runs = [form(x, seed) for seed in range(PRICE_SAMPLES if recurrence_alone else SAMPLES)]
@@ -94,27 +99,14 @@ def _envelopes(key: Any, problem: _ByKey, recurrence_alone: bool) -> Results:
     return bounds
 
 
-class _ByKey:
-    """A problem that caches take as equal to another of the same case and contract."""
-
-    def __init__(self, it: Problem) -> None:
-        self.it = it
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ByKey) and self.it.call.q.shape == other.it.call.q.shape
-
-
 def truth_of(problem: Problem) -> Results:
     """o, final_state and, for a case with cotangents, the gradients, in fp64."""
-    return _truth(_key(problem), _ByKey(problem))
+    return _truth(_by_key(problem))
 
 
 def envelopes_of(problem: Problem, recurrence_alone: bool = False) -> Results:
     """Allowed error of each row of each result; of the token-by-token form alone, to price an algorithm."""
-    return _envelopes(_key(problem), _ByKey(problem), recurrence_alone)
+    return _envelopes(_by_key(problem), recurrence_alone)
 
 
 def row_envelope(exact: Tensor, samples: list[Tensor], name: str, contract: Contract) -> Tensor:
@@ -156,7 +148,7 @@ def rounded_recurrence(x: Problem, seed: int) -> Results:
                 S = to_format(S, x.contract.state) if seed == 0 else rounding.to(S, x.contract.state)
                 outputs.append(o_t)
             states.append(S)
-        o = torch.stack(outputs, 1) if outputs else torch.zeros_like(y.v[:, :0])
+        o = torch.stack(outputs, 1) if outputs else y.v[:, :0]
         return rounding.to(zero_rows_after(o, y.dims.T), x.contract.io), torch.cat(states)
 
     return _run(x, rounding, forward)
@@ -175,7 +167,8 @@ def rounded_chunks(x: Problem, seed: int) -> Results:
 
 def rounded_stages(x: Operands, contract: Contract, rounding: ContractRounding) -> ChunkStages:
     """`run_stages` of the reference, with the inverse in `accumulate` and stored tensors rounded."""
-    layout = chunk_layout(x.dims.B, x.dims.T, x.offsets, contract.chunk_size or 64, x.q.device)
+    assert contract.chunk_size is not None
+    layout = chunk_layout(x.dims.B, x.dims.T, x.offsets, contract.chunk_size, x.q.device)
     y = cut_inputs(x, layout, slice(None))
     g = _rounded_differences(y.g, rounding) if contract.decay == "differences" else y.g
     decays = cumulative_gate(g)
@@ -225,7 +218,7 @@ def _rounded_differences(g: Tensor, rounding: ContractRounding) -> Tensor:
     """Gates whose sums are rounded cumulative gates: what exp(G_i - G_j) makes of them."""
     G = rounding.round(torch.cumsum(g, -2))
     first, rest = G[..., :1, :], G[..., 1:, :] - G[..., :-1, :]
-    return torch.cat([first, rest], -2).clamp(max=0.0)
+    return torch.cat([first, rest], -2)
 
 
 def rounded_inputs(x: Problem, rounding: ContractRounding, given: Results) -> Inputs:
@@ -244,9 +237,10 @@ def rounded_inputs(x: Problem, rounding: ContractRounding, given: Results) -> In
 
 def given_to(x: Problem) -> Results:
     """What the kernel is given, in fp64, by the names of gradients; a state of zeros where there is none."""
-    own = dict(zip(("dq", "dk", "dv", "dg", "dbeta"), x.inputs(), strict=True))
-    own |= {} if x.judge.dht is None else {"dh0": torch.zeros_like(x.judge.dht)}
-    own |= {} if x.judge.h0 is None else {"dh0": x.judge.h0}
+    y = x.judge
+    own = {"dq": y.q, "dk": y.k, "dv": y.v, "dg": y.g, "dbeta": y.beta}
+    own |= {} if y.dht is None else {"dh0": torch.zeros_like(y.dht)}
+    own |= {} if y.h0 is None else {"dh0": y.h0}
     return own if x.raw is None else {**own, **x.raw.by_gradient()}
 
 
@@ -260,17 +254,16 @@ def _run(x: Problem, rounding: ContractRounding, forward: Callable[[Operands], t
     with rounding:
         inputs = rounded_inputs(x, rounding, leaves)
         o, S = forward(prepare(*inputs, **{**x.options(), "initial_state": leaves["dh0"]}))
-        found = torch.autograd.grad((o, S), list(leaves.values()), (x.judge.do, x.judge.dht), allow_unused=True)
-    pairs = zip(leaves.items(), found, strict=True)
-    grads = {name: torch.zeros_like(y) if dy is None else dy for (name, y), dy in pairs}
-    return {"o": o.detach(), "final_state": S.detach(), **grads}
+        found = torch.autograd.grad((o, S), [*leaves.values()], (x.judge.do, x.judge.dht), materialize_grads=True)
+    return {"o": o.detach(), "final_state": S.detach(), **dict(zip(leaves, found, strict=True))}
 
 
 def stage_truth(x: Problem) -> tuple[Results, Results]:
-    """Every stage in fp64 by token, and its envelope."""
+    """Every stage of a contract in chunks, in fp64 by token, and its envelope."""
+    assert x.contract.chunk_size is not None
     y = prepare(*x.inputs(), **x.options())
     with torch.no_grad():
-        exact = _by_token(run_all_stages(y, x.contract.chunk_size or 64))
+        exact = _by_token(run_all_stages(y, x.contract.chunk_size))
         runs = []
         for seed in range(SAMPLES):
             rounding = ContractRounding(x.contract, seed)
@@ -285,7 +278,8 @@ def _by_token(stages: ChunkStages) -> Results:
     return {name: stages.by_token(name) for name in STAGES}
 
 
-def _key(x: Problem) -> tuple[Any, ...]:
+def _by_key(x: Problem) -> _ByKey:
     raw = () if x.raw is None else x.raw.by_gradient().values()
-    sums = tuple(float(y.sum()) for y in (*x.inputs(), *(z for z in (x.judge.h0, x.judge.do) if z is not None), *raw))
-    return (*x.key, sums, x.judge.scale)
+    tensors = (*x.inputs(), x.judge.h0, x.judge.do, x.judge.dht, *raw)
+    numbers = tuple(None if y is None else hash(y.numpy().tobytes()) for y in tensors)
+    return _ByKey((*x.key, x.call.q.shape, numbers, str(x.judge.offsets), x.judge.scale), x)

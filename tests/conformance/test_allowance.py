@@ -14,6 +14,7 @@ from kimi_linear.conformance.gold import (
     rounded_chunks,
     rounded_inputs,
     rounded_recurrence,
+    rounded_stages,
     row_envelope,
     rows_of,
     stage_truth,
@@ -115,9 +116,59 @@ def test_every_other_sample_stores_with_errors_of_full_size_and_either_sign_that
     assert torch.equal(on_grid, moved_grid(x, "bf16", ContractRounding(CONTRACT, 0).fresh()))
 
 
-def test_substitution_inverts():
-    A = torch.tril(torch.rand(2, 8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), -1)
-    torch.testing.assert_close(substitution(A) @ (torch.eye(8) + A), torch.eye(8).double().expand(2, 8, 8))
+@pytest.mark.parametrize("C", [1, 8])
+def test_substitution_inverts(C):
+    A = torch.tril(torch.rand(2, C, C, dtype=torch.float64, generator=torch.Generator().manual_seed(1)), -1)
+    torch.testing.assert_close(substitution(A) @ (torch.eye(C) + A), torch.eye(C).double().expand(2, C, C))
+
+
+def test_half_of_the_samples_invert_by_columns_and_half_by_blocks():
+    x = of(keys="cosine_0.99")
+    y = prepare(*x.inputs(), **x.options())
+
+    def inverse(seed, by_rows):
+        rounding = ContractRounding(CONTRACT, seed)
+        rounding.by_rows = by_rows
+        with rounding:
+            return rounded_stages(y, CONTRACT, rounding).T
+
+    for seed in (0, 1):
+        one, other = (inverse(seed, by_rows) for by_rows in (False, True))
+        assert 0 < (one - other).abs().max() < 1e-4
+
+
+def test_stages_without_roundings_are_those_of_the_reference():
+    exact = Contract("fp64", "fp64", "fp64", "fp64", 16, "sums", "fp64")
+    x = of(exact, lengths=(20, 0, 16))
+    y = prepare(*x.inputs(), **x.options())
+    got, want = rounded_stages(y, exact, ContractRounding(exact, 1)), run_all_stages(y, 16)
+    for name in ("G", "A", "Aqk", "T", "w", "u", "S", "v_new", "o_inter", "o_intra", "final_state"):
+        torch.testing.assert_close(getattr(got, name), getattr(want, name), rtol=1e-11, atol=1e-11)
+    for ours, theirs in zip(got.inputs, want.inputs, strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("form", [rounded_recurrence, rounded_chunks])
+@pytest.mark.parametrize("flags", [(), ("gradients",)])
+@pytest.mark.parametrize("knobs", [{"T": 0}, {"lengths": (0, 0), "past_end": 3}], ids=str)
+def test_a_run_without_a_token_writes_zeros_and_leaves_the_state(form, knobs, flags):
+    x = of(**knobs, flags=flags)
+    found = form(x, 1)
+    states = {"final_state": x.judge.h0} | ({"dh0": x.judge.dht} if flags else {})
+    for name, want in states.items():
+        torch.testing.assert_close(found.pop(name), want, rtol=1e-6, atol=0)
+    assert found["o"].shape == x.judge.v.shape
+    assert not any(y.any() for y in found.values())
+
+
+@pytest.mark.parametrize("form", [rounded_recurrence, rounded_chunks])
+def test_outputs_are_rounded_alike_with_gradients_and_without(form):
+    front = FrontForm(gate="softplus", beta="sigmoid")
+    caps = dataclasses.replace(CAPS, front_ends=(front,))
+    cases = (dataclasses.replace(CASE, flags=flags) for flags in ((), ("gradients",)))
+    plain, both = (form(problem_of(case, caps, CONTRACT, front=front), 1) for case in cases)
+    assert plain.keys() == {"o", "final_state"}
+    assert all(torch.equal(both[name], y) for name, y in plain.items())
 
 
 @pytest.mark.parametrize("form", [rounded_recurrence, rounded_chunks])
@@ -191,6 +242,14 @@ def test_what_a_front_end_inside_makes_is_rounded_and_what_is_given_is_not(front
             assert u / 4 <= error <= 1.001 * u, name
 
 
+def test_what_a_kernel_with_a_backward_is_given_has_a_state_of_zeros_where_there_is_none():
+    none = of(state="none", flags=("gradients",))
+    assert torch.equal(given_to(none)["dh0"], torch.zeros(1, 2, 6, 5).double())
+    assert torch.equal(given_to(of(flags=("gradients",)))["dh0"], of().judge.h0)
+    assert "dh0" not in given_to(of(state="none"))
+    assert set(rounded_chunks(none, 1)) == set(truth_of(none))
+
+
 def test_the_recurrence_alone_has_no_matrix_products_to_round():
     coarse, fine = (of(dataclasses.replace(CONTRACT, operand=operand)) for operand in ("bf16", "fp32"))
     for name, got in rounded_recurrence(coarse, 1).items():
@@ -208,6 +267,10 @@ def test_an_envelope_is_the_widest_spread_and_one_rounding_and_a_floor():
         got = row_envelope(exact, [near, far], name, CONTRACT).flatten().tolist()
         want = [rms["far"] + roundoff(format) * rms["exact"] + FLOOR * 4, rms["far"] + FLOOR * 4]
         assert got == pytest.approx(want, rel=1e-12)
+    for name in ("dbeta", "dA_log"):
+        numbers = torch.tensor([-3.0, 1.0]).double().reshape((1, 1, 2) if name == "dbeta" else (2,))
+        got = row_envelope(numbers, [numbers], name, CONTRACT).flatten().tolist()
+        assert got == pytest.approx([u * roundoff("fp32") + FLOOR * 3 for u in (3, 1)], rel=1e-12)
 
 
 def test_the_spread_of_dbeta_is_that_of_a_token_and_the_two_beside_it():
@@ -241,12 +304,33 @@ def test_what_is_kept_for_a_case_is_not_taken_for_other_inputs_of_it(name):
     assert not torch.equal(envelopes_of(plain)["o"], envelopes_of(changed)["o"])
 
 
-def test_what_is_kept_is_kept_apart_by_scale_and_by_cotangent():
+def test_what_is_kept_for_a_case_is_not_taken_for_the_same_numbers_in_another_order():
+    own = tensors_of(CASE)
+    whole = dataclasses.replace(own, v=torch.arange(own.v.numel()).double().reshape(own.v.shape))
+    turned = dataclasses.replace(whole, v=whole.v.flip(1))
+    assert whole.v.sum() == turned.v.sum()
+    assert not torch.equal(truth_of(of(x=whole))["o"], truth_of(of(x=turned))["o"])
+
+
+def test_what_was_computed_once_is_kept():
+    for once, again in ((of(), of()), (of(flags=("gradients",)), of(flags=("gradients",)))):
+        assert truth_of(once) is truth_of(again)
+        assert envelopes_of(once) is envelopes_of(again)
+        assert envelopes_of(once, recurrence_alone=True) is not envelopes_of(again)
+
+
+def test_what_is_kept_is_kept_apart_by_scale_by_cotangent_and_by_segments():
     own = tensors_of(dataclasses.replace(CASE, flags=("gradients",)))
     louder = dataclasses.replace(own, do=2 * own.do)
     plain, loud = (of(x=x, flags=("gradients",)) for x in (own, louder))
     assert torch.equal(truth_of(loud)["o"], truth_of(plain)["o"])
     assert not torch.equal(truth_of(loud)["dq"], truth_of(plain)["dq"])
+    ended = of(x=dataclasses.replace(own, dht=2 * own.dht), flags=("gradients",))
+    assert not torch.equal(truth_of(ended)["dk"], truth_of(plain)["dk"])
+    packed = tensors_of(dataclasses.replace(CASE, lengths=(20, 16), state="none"))
+    one = dataclasses.replace(packed, offsets=None)
+    cut, joined = (truth_of(of(x=x, lengths=(20, 16), state="none")) for x in (packed, one))
+    assert not torch.equal(cut["o"], joined["o"])
     scaled = of(x=dataclasses.replace(own, scale=1.0), flags=("gradients",))
     assert not torch.equal(truth_of(scaled)["o"], truth_of(plain)["o"])
 
