@@ -1,12 +1,15 @@
 """A pytest plugin for mutation testing: which test runs which code is seen, and quick tests come first.
 
 Truths and envelopes are kept between calls. A test that finds them kept seems to run none of the code behind them, so
-each has to compute its own, except where a change is tried: there a process starts with nothing kept.
+each has to compute its own, except where a change is tried: there a process starts with nothing kept. torch imports
+its compiler when arithmetic is first seen from Python, as envelopes do; here it is imported once, before processes part.
 """
 
 import json
 import os
 from pathlib import Path
+
+import torch._dynamo  # noqa: F401
 
 from kimi_linear.conformance import gold
 

@@ -1,44 +1,69 @@
 """Mutation testing of the code behind a verdict: `make mutation`. Small changes there have to fail a test.
 
-    python tests/mutation.py build/mutation                     all modules of [tool.mutmut] in pyproject.toml
+    python tests/mutation.py build/mutation                     all modules
     python tests/mutation.py build/mutation --only verdict      one of them
     python tests/mutation.py build/mutation --resume            go on where a run was interrupted
 
-mutmut finds code by the path that users import, so the packages are laid out under that name first. What it cannot
-change is module-level code and functions under a decorator, such as the closed forms themselves.
+Each module is changed in a folder of its own and has to be held by its own tests: what only a kernel's test would
+notice is hard to place. What the type checker refuses counts as noticed, and needs no test. mutmut finds code by the
+path that users import, so the packages are laid out under that name first. What it cannot change is module-level code
+and functions under a decorator, such as the closed forms themselves.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 ROOT = Path(__file__).resolve().parent.parent
-CONFIGURATION = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
-REQUIRED = 0.9  # share of the changes to a module that tests have to notice
+PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"]
+REQUIRED = 0.9  # share of the changes to a module that its tests have to notice
 NOTICED = ("killed", "timeout", "segfault", "caught by type check")
+TYPES = [
+    sys.executable,
+    "-m",
+    "mypy",
+    "--no-warn-unused-ignores",
+    "--output",
+    "json",
+    "-m",
+]  # mutmut ignores lines of its own
+FRONT = "tests/conformance/test_front_gradients.py::"
+TESTS = {
+    "verdict": ["tests/conformance/test_verdict.py"],
+    "envelope": ["tests/test_envelope.py"],
+    "gold": [
+        "tests/conformance/test_allowance.py",
+        "tests/conformance/test_gold.py",
+        FRONT + "test_errors_of_tokens_add_up_like_noise",
+        FRONT + "test_the_truth_is_what_finite_differences_give",
+        FRONT + "test_the_same_gate_of_other_raw_inputs_is_another_truth",
+    ],
+    "integers": ["tests/conformance/test_cases.py"],
+    "precision": ["tests/conformance/test_allowance.py"],
+    "closed_forms": ["tests/conformance/test_closed_forms.py"],
+}
 
 
-def modules() -> list[str]:
-    """Names of the modules that are changed."""
-    return [Path(path).stem for path in CONFIGURATION["mutmut"]["only_mutate"]]
-
-
-def lay_out(folder: Path) -> None:
+def lay_out(folder: Path, module: str) -> None:
     """Copy what the run needs; mutmut sees by the dates of files what has changed since the last one."""
-    for name, source in CONFIGURATION["setuptools"]["package-dir"].items():
+    for name, source in PACKAGES.items():
         shutil.copytree(ROOT / source, folder.joinpath(*name.split(".")), dirs_exist_ok=True)
     shutil.copytree(ROOT / "tests", folder / "tests", dirs_exist_ok=True)
-    shutil.copy2(ROOT / "pyproject.toml", folder)
+    own = f"only_mutate = {json.dumps([f'kimi_linear/conformance/{module}.py'])}\n"
+    own += f"pytest_add_cli_args_test_selection = {json.dumps(TESTS[module])}\n"
+    own += f"type_check_command = {json.dumps([*TYPES, f'kimi_linear.conformance.{module}'])}\n"
+    settings = (ROOT / "pyproject.toml").read_text().replace("[tool.mutmut]\n", f"[tool.mutmut]\n{own}")
+    (folder / "pyproject.toml").write_text(settings)
 
 
 def mutmut(folder: Path, *arguments: str, output: bool = False) -> str:
@@ -51,26 +76,34 @@ def mutmut(folder: Path, *arguments: str, output: bool = False) -> str:
     return done.stdout or ""
 
 
-def outcomes(results: str, wanted: Iterable[str]) -> dict[str, str]:
+def outcomes(results: str) -> dict[str, str]:
     """What became of each change, from lines such as `kimi_linear.conformance.gold.x_truth_of__mutmut_1: killed`."""
     lines = [line.strip().rsplit(": ", 1) for line in results.splitlines() if "__mutmut_" in line]
-    return {name: status for name, status in lines if _module(name) in wanted}
+    return dict(lines)
 
 
-def scores(outcome: dict[str, str]) -> dict[str, tuple[int, int]]:
-    """Changes noticed, and all changes, of each module; what an interrupted run did not try is not noticed."""
-    total = Counter(_module(name) for name in outcome)
-    noticed = Counter(_module(name) for name, status in outcome.items() if status in NOTICED)
-    return {module: (noticed[module], count) for module, count in total.items()}
+def score(outcome: dict[str, str]) -> tuple[int, int]:
+    """Changes noticed, and all changes; what an interrupted run did not try is not noticed."""
+    count = Counter(status in NOTICED for status in outcome.values())
+    return count[True], count.total()
 
 
-def _module(name: str) -> str:
-    return name.split(".")[-2]
+def too_low(noticed: int, count: int) -> bool:
+    """Whether the tests of a module notice too little, or nothing was measured."""
+    return count == 0 or noticed < REQUIRED * count
 
 
-def too_low(score: dict[str, tuple[int, int]], wanted: Iterable[str]) -> list[str]:
-    """Modules whose tests notice too little, or for which nothing was measured."""
-    return [name for name in wanted if name not in score or score[name][0] < REQUIRED * score[name][1]]
+def try_module(folder: Path, module: str, workers: int) -> tuple[int, int]:
+    """Change one module here and there; print what its tests miss, and how much they notice."""
+    lay_out(folder, module)
+    mutmut(folder, "run", "--max-children", str(workers))
+    outcome = outcomes(mutmut(folder, "results", "--all", "true", output=True))
+    for name, status in outcome.items():
+        if status not in NOTICED:
+            print(f"{status:10} {name}")
+    noticed, count = score(outcome)
+    print(f"{module:14} {noticed} of {count} changes noticed", flush=True)
+    return noticed, count
 
 
 def main(
@@ -80,23 +113,17 @@ def main(
     resume: Annotated[bool, typer.Option(help="Keep what an interrupted run found.")] = False,
 ) -> None:
     """Change the comparison code here and there, print how much of it tests notice, fail below nine of ten."""
-    wanted = only or modules()
-    if unknown := set(wanted) - set(modules()):
-        raise typer.BadParameter(f"--only must be among {modules()}; got {sorted(unknown)}")
-    if not resume:
-        shutil.rmtree(folder, ignore_errors=True)
-    lay_out(folder)
-    mutmut(
-        folder, "run", "--max-children", str(workers), *[f"kimi_linear.conformance.{name}.*" for name in only or ()]
-    )
-    outcome = outcomes(mutmut(folder, "results", "--all", "true", output=True), wanted)
-    for name, status in outcome.items():
-        if status not in NOTICED:
-            print(f"{status:10} {name}")
-    score = scores(outcome)
-    for name, (noticed, count) in score.items():
-        print(f"{name:14} {noticed} of {count} changes noticed ({noticed / count:.1%})")
-    if low := too_low(score, wanted):
+    wanted = only or list(TESTS)
+    if unknown := set(wanted) - set(TESTS):
+        raise typer.BadParameter(f"--only must be among {list(TESTS)}; got {sorted(unknown)}")
+    scores = {}
+    for module in wanted:
+        if not resume:
+            shutil.rmtree(folder / module, ignore_errors=True)
+        scores[module] = try_module(folder / module, module, workers)
+    for module, (noticed, count) in scores.items():
+        print(f"{module:14} {noticed} of {count} changes noticed ({noticed / max(count, 1):.1%})")
+    if low := [module for module, found in scores.items() if too_low(*found)]:
         sys.exit(f"below {REQUIRED:.0%}, or not measured: {', '.join(low)}")
 
 
