@@ -63,7 +63,7 @@ class ContractRounding(Rounding):
         """x in a format; every other sample with errors of full size, since a short sum has few to be large."""
         if not self.by_rows:
             return self.to(x, format)
-        signs = torch.randint(0, 2, x.shape, generator=self.generator) * 2 - 1
+        signs = torch.randint(2, x.shape, generator=self.generator) * 2 - 1
         return x * (1 + roundoff(format) * signs)
 
 

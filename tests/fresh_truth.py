@@ -2,7 +2,7 @@
 
 Truths and envelopes are kept between calls. A test that finds them kept seems to run none of the code behind them, so
 each has to compute its own, except where a change is tried: there a process starts with nothing kept. torch imports
-its compiler when arithmetic is first seen from Python, as envelopes do; here it is imported once, before processes part.
+its compiler when arithmetic is first seen from Python, as envelopes do: here once, before processes part.
 """
 
 import json

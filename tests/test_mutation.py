@@ -19,6 +19,7 @@ RESULTS = f"""
     {PATH}xǁContractRoundingǁto__mutmut_2: no tests
     {PATH}x_rows_of__mutmut_1: suspicious
     {PATH}x_rows_of__mutmut_2: not checked
+    {PATH}x_rows_of__mutmut_3: caught by type check
 """
 
 
