@@ -5,6 +5,7 @@
 ours        `kimi_linear.triton_kernels.chunk_kda`, softplus and bounded gate
 fla         flash-linear-attention's `chunk_kda`, both gate modes (autotunes: minutes for each head count)
 FlashKDA    `flash_kda.fwd`, bounded gate only
+attn_gym    attention-gym's `chunk_kda`, bounded gate only, with its own kernels for the gate and the norms before
 
 bf16, K = V = 128; l2norm, gate and the sigmoid of beta inside the call; final state written. Before anything is
 timed, every candidate runs into memory full of NaN and is compared with the fp64 recurrence.
@@ -176,31 +177,55 @@ def flash_kda(x: Inputs, gate: str) -> Call:
     return call
 
 
+def attention_gym(x: Inputs, gate: str) -> Call:
+    """attention-gym: takes keys that are normalised and gates that are log decays; state [V, K]."""
+    assert gate == "bounded"
+    kda = importlib.import_module("attn_gym.linear.kda")
+    cu_seqlens = None if x.cu_seqlens is None else x.cu_seqlens.int()
+
+    def call() -> tuple[Tensor, Tensor]:
+        g = kda.bound_gate(x.g, x.A_log, x.dt_bias, lower_bound=LOWER_BOUND)
+        inputs = kda.l2norm(x.q), kda.l2norm(x.k), x.v, g, x.beta.sigmoid()
+        o, state = kda.chunk_kda(*inputs, cu_seqlens=cu_seqlens, output_final_state=True)
+        return o, state.transpose(-1, -2)
+
+    return call
+
+
 CANDIDATES = {
     ("ours", "softplus"): ours,
     ("ours", "bounded"): ours,
     ("fla", "bounded"): fla,
     ("fla", "softplus"): fla,
     ("FlashKDA", "bounded"): flash_kda,
+    ("attn_gym", "bounded"): attention_gym,
 }
-MODULES = {"ours": "kimi_linear", "fla": "fla", "FlashKDA": "flash_kda"}
+MODULES = {"ours": "kimi_linear", "fla": "fla", "FlashKDA": "flash_kda", "attn_gym": "attn_gym"}
 DISTRIBUTIONS = {
     "ours": "kimi-linear-reference",
     "fla": "flash-linear-attention",
     "FlashKDA": "tokenspeed-flashkda",
+    "attn_gym": "attn-gym",
 }
 
 
 def installed(with_fla: bool) -> list[tuple[str, str]]:
-    """Candidates that are installed; FlashKDA also has to run, since its binary may be made for another torch."""
+    """Candidates that are installed and run: a peer's binary may be made for another torch, or another GPU."""
     found = [name for name, module in MODULES.items() if importlib.util.find_spec(module) is not None]
-    if "FlashKDA" in found:
-        try:
-            flash_kda(draw(Shape(1, 64, 1)), "bounded")()
-        except (RuntimeError, ImportError) as error:
-            console.print(f"FlashKDA is installed and does not run here: {str(error).splitlines()[0]}")
-            found.remove("FlashKDA")
+    for name in ("FlashKDA", "attn_gym"):
+        if name in found and (reason := why_not(CANDIDATES[name, "bounded"])):
+            console.print(f"{name} is installed and does not run here: {reason}")
+            found.remove(name)
     return [c for c in CANDIDATES if c[0] in found and (with_fla or c[0] != "fla")]
+
+
+def why_not(candidate: Callable[[Inputs, str], Call]) -> str:
+    """The first line of what a peer raises on a small call; empty if it runs."""
+    try:
+        candidate(draw(Shape(1, 64, 1)), "bounded")()
+    except Exception as error:  # whatever a foreign library raises: it is left out, and said so
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return ""
 
 
 def truth(x: Inputs, gate: str) -> tuple[Tensor, Tensor]:
@@ -400,8 +425,9 @@ def main(
     report["accuracy"] = accuracy_rows(mine)
     report["lengths"] = length_rows()
     report["host_us"], report["first_call_s"] = host_microseconds(), first_call_seconds()
-    shapes = [*TIMED, *(Shape(1, T, 32) for T in LENGTHS)]
-    report["times"] += [timing_row(*c, shape, bandwidth) for shape in shapes for c in mine]
+    report["times"] += [timing_row(*c, shape, bandwidth) for shape in TIMED for c in mine]
+    lengths = [Shape(1, T, 32) for T in LENGTHS]
+    report["times"] += [timing_row(*c, shape, bandwidth) for shape in lengths for c in mine if c[0] == "ours"]
     save(report, out)
     theirs = [c for c in candidates if c[0] == "fla"]
     for i, shape in enumerate(FLA_TIMED if theirs else ()):
