@@ -352,8 +352,8 @@ from pathlib import Path
 
 import kimi_linear.triton_kernels as kernels
 
-for name in ("chunk_tiles.py", "chunk_merge.py", "chunk_state.py", "chunk_launch.py", "decode.py"):
-    lines = (Path(kernels.__file__).parent / name).read_text().splitlines()
+for name in ("chunk_tiles", "chunk_products", "chunk_merge", "chunk_state", "chunk_launch", "decode"):
+    lines = (Path(kernels.__file__).parent / f"{name}.py").read_text().splitlines()
     print(f"{name:16} {sum(bool(line.strip()) for line in lines)} lines")
 
 # %% [markdown]
