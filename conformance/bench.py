@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from .adapter import Adapter, Call, Capabilities, Contract
-from .cases import Case, Tensors, fitted, tensors_of
+from .cases import Case, Tensors, tensors_of
+from .fitting import fitted
 from .gold import Results
 from .guard import guarded_run, raw_run, wanted
 from .limits import CASE_SECONDS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from safetensors.torch import save_file
 from torch import Tensor
 
-from . import cases
+from . import fitting
 from .bench import Bench
 from .by_file import Recorder, key_of
 from .catalogue import CASES
@@ -22,7 +22,7 @@ ENVELOPE = "envelope_"  # before the name of a result
 def write_gold(recorder: Recorder, check: Check, bench: Bench) -> None:
     """The exact results of a case beside its calls, and their limits in the manifest; other checks have none."""
     case = next((case for case in CASES if case.id == check.id), None)
-    if case is None or case.has("acceptable") or cases.why_not(case, bench.caps, bench.contract) is not None:
+    if case is None or case.has("acceptable") or fitting.why_not(case, bench.caps, bench.contract) is not None:
         return
     for problem in problems_of(case, bench.caps, bench.contract):
         want = wanted(problem)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ..reference.naive import recurrent_kda
-from . import cases
+from . import fitting
 from .bench import TOKEN_TENSORS, Bench
 from .gold import Results, envelopes_of, truth_of
 from .limits import PROBE_BEYOND, PROBE_COEFFICIENT
@@ -115,7 +115,7 @@ def eps_outside(problem: Problem) -> Results:
 
 
 def _normalises(bench: Bench) -> str | None:
-    return cases.why_not(bench.case(**NORM_KNOBS), bench.caps, bench.contract)
+    return fitting.why_not(bench.case(**NORM_KNOBS), bench.caps, bench.contract)
 
 
 def _chunked(bench: Bench) -> str | None:

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from .adapter import Call, front_end_of
 from .capabilities import Capabilities, Contract, FrontForm
-from .cases import Case, Raw, Tensors, fitted, suitable_fronts, tensors_of
+from .cases import Case, Raw, Tensors, tensors_of
+from .fitting import fitted, suitable_fronts
 from .precision import DTYPES
 
 RAW_BOUND = 1e4  # a sigmoid of it is 1, of its negative 0, in every format; a softplus it or 0

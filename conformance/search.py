@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from .adapter import Adapter, Capabilities
 from .bench import Bench
-from .cases import Case, why_not
+from .cases import Case
+from .fitting import why_not
 from .guard import KernelFailure, guarded_run
 from .limits import CASE_SECONDS
 from .problem import problem_of

@@ -12,8 +12,8 @@ from functools import partial
 
 from . import (
     agreement,
-    cases,
     decode,
+    fitting,
     front_forms,
     gradient_forms,
     memory_relations,
@@ -192,7 +192,7 @@ def case_check(case: Case, price: bool = True) -> Check:
     judge = partial(_judge_case, case, price)
     return Check(
         case.id, tier, case.family, case.comment, judge,
-        lambda bench: cases.why_not(case, bench.caps, bench.contract),
+        lambda bench: fitting.why_not(case, bench.caps, bench.contract),
         case.effect, case.links, case.has("quick"),
     )  # fmt: skip
 
@@ -242,7 +242,7 @@ def _closed_form_check(form: ClosedForm) -> Check:
 
     def why_not(bench: Bench) -> str | None:
         case = replace(BASE, **form.knobs)  # type: ignore[arg-type]
-        return cases.why_not(case, bench.caps, bench.contract)
+        return fitting.why_not(case, bench.caps, bench.contract)
 
     return Check(form.id, "limit", "limits", comment, form, why_not, form.catches)
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .bench import Bench
-from .cases import Case, fitted
+from .cases import Case
 from .catalogue import CASES
+from .fitting import fitted
 from .problem import Problem
 from .suite import Check, case_check, check_by_id
 from .verdict import Verdict

@@ -8,8 +8,9 @@ import torch
 
 from kimi_linear.conformance import limits
 from kimi_linear.conformance.adapter import Capabilities, Contract
-from kimi_linear.conformance.cases import fitted, length_of, tensors_of, why_not
+from kimi_linear.conformance.cases import length_of, tensors_of
 from kimi_linear.conformance.catalogue import CASES, by_id, subset
+from kimi_linear.conformance.fitting import fitted, why_not
 from kimi_linear.conformance.gold import envelopes_of, truth_of
 from kimi_linear.conformance.integers import integer_truth
 from kimi_linear.conformance.panel import chunk_kernel

@@ -7,8 +7,8 @@ import torch
 
 from kimi_linear.conformance.adapter import Capabilities, Contract, load_adapter
 from kimi_linear.conformance.bench import Bench
-from kimi_linear.conformance.cases import why_not
 from kimi_linear.conformance.catalogue import CASES, by_id
+from kimi_linear.conformance.fitting import why_not
 from kimi_linear.conformance.guard import guarded_run
 from kimi_linear.conformance.mutants import MUTANTS, build
 from kimi_linear.conformance.mutants.registry import BASES
