@@ -16,6 +16,7 @@ from .cases import Case, Tensors
 from .envelope import error_ratio
 from .gold import Results, envelopes_of, rows_of
 from .guard import guarded_run
+from .limits import FORWARD_RATIO
 from .place import locate
 from .problem import Problem
 from .verdict import Verdict, judge_by_ratio, limit_of
@@ -54,7 +55,7 @@ def against(want: Results, got: Results, problem: Problem, id: str) -> Verdict:
     bounds = envelopes_of(problem)
     rows = {name: error_ratio(rows_of(got[name], name), want[name], bounds[name]) for name in want}
     ratios = {name: ratio.max().item() for name, ratio in rows.items()}
-    verdict = Verdict(id, "limit", "pass", ratios=ratios, limit=limit_of("o"), contract=problem.contract)
+    verdict = Verdict(id, "limit", "pass", ratios=ratios, limit=FORWARD_RATIO, contract=problem.contract)
     for name, ratio in ratios.items():
         if not ratio <= limit_of(name) and verdict.place is None:
             verdict.status, verdict.place = "fail", locate(rows[name], name, limit_of(name), problem)
