@@ -206,6 +206,14 @@ def checked_capabilities(adapter: Adapter) -> Capabilities:
     return caps
 
 
+def package(module: str, install: str) -> Any:
+    """A module of a kernel's own package. Raises ModuleNotFoundError, which says what to install, where it is not."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"{error}; this adapter needs {install}") from error
+
+
 def _module_from_file(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None or not path.is_file():

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
+from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm, package
 from kimi_linear.conformance.by_autograd import gradients_of
 from kimi_linear.conformance.on_device import run_on
 
@@ -22,10 +22,12 @@ from kimi_linear.conformance.on_device import run_on
 @dataclass
 class Chunk:
     safe: bool
+    device: str = "cuda"
 
     def capabilities(self) -> Capabilities:
-        if not torch.cuda.is_available():
-            raise RuntimeError("fla's chunk_kda needs a GPU: Triton's interpreter does not run it")
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise RuntimeError("fla's chunk_kda needs a GPU: Triton's interpreter does not run it as it is")
+        package("fla.ops.kda", "fla-core and flash-linear-attention")
         contracts = tuple(Contract(io=io, operand=io, chunk_size=C) for io in ("bf16", "fp16") for C in (64, 32))
         front, lowest, K = FrontForm(gate="softplus", beta="sigmoid"), None, None
         if self.safe:
@@ -33,10 +35,13 @@ class Chunk:
         return Capabilities(("chunk", "backward"), contracts, K, front_ends=(front,), lowest_gate=lowest)
 
     def identity(self) -> str:
-        return f"fla {version('fla-core')}, chunk_kda safe_gate={self.safe}, {torch.cuda.get_device_name()}"
+        where = torch.cuda.get_device_name() if self.device == "cuda" else "interpreter"
+        return f"fla {version('fla-core')}, chunk_kda safe_gate={self.safe}, {where}"
 
     def run(self, call: Call, want: frozenset[str]) -> dict[str, Tensor]:
-        return run_on("cuda", call, self.forward if call.do is None else partial(gradients_of, forward=self.forward))
+        return run_on(
+            self.device, call, self.forward if call.do is None else partial(gradients_of, forward=self.forward)
+        )
 
     def forward(self, call: Call) -> dict[str, Tensor]:
         from fla.ops.kda import chunk_kda

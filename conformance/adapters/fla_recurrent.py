@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
+from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm, package
 from kimi_linear.conformance.on_device import run_on
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -24,8 +24,7 @@ FORMATS = ("bf16", "fp16", "fp32") if DEVICE == "cuda" else ("fp32", "fp16")
 def _function() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns where it finds no GPU
-        from fla.ops.kda import fused_recurrent_kda
-    return fused_recurrent_kda
+        return package("fla.ops.kda", "fla-core and flash-linear-attention").fused_recurrent_kda
 
 
 def capabilities() -> Capabilities:

@@ -11,7 +11,7 @@ from importlib import import_module
 import torch
 from torch import Tensor
 
-from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm
+from kimi_linear.conformance.adapter import Call, Capabilities, Contract, FrontForm, package
 from kimi_linear.conformance.on_device import run_on
 
 DIM = 128
@@ -20,7 +20,7 @@ DIM = 128
 def capabilities() -> Capabilities:
     if not torch.cuda.is_available():
         raise RuntimeError("FlashKDA needs a GPU of compute capability 9.0 or later")
-    import_module("flash_kda")
+    package("flash_kda", "FlashKDA, built for this GPU")
     return Capabilities(
         contracts=(Contract(state="bf16", chunk_size=16, activation="tf32"),),
         K=(DIM,),

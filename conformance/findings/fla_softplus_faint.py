@@ -8,10 +8,9 @@ all of it. Seen by front.softplus_faint.
 """
 
 import torch
-from fla.ops.kda import fused_recurrent_kda
+from fla_kernels import device, fused_recurrent_kda
 
 T, K, V, RAW, A_LOG = 2000, 16, 16, -18.0, 11.5
-device = "cuda" if torch.cuda.is_available() else "cpu"
 zeros = torch.zeros(1, T, 1, K, device=device)
 call = {
     "q": zeros,

@@ -2,16 +2,15 @@
 
     TRITON_INTERPRET=1 python fla_softplus_overflow.py     on a CPU; without the variable on a GPU
 
-The gate is -exp(A_log) softplus(x): with A_log = 90 the first factor is inf in fp32, with x = -200 the second one is
-0, and the product is NaN. Exactly it is -1.7e-48, no decay at all. Seen by front.softplus_overflow; a backward of the
-same kind was reported as flash-linear-attention #1007.
+The gate is -exp(A_log) softplus(x): with A_log = 90 the first factor is inf in fp32, with x = -200 the second one
+is 0, and the product is NaN. Exactly it is -1.7e-48, no decay at all. Seen by front.softplus_overflow; a backward
+of the same kind was reported as flash-linear-attention #1007.
 """
 
 import torch
-from fla.ops.kda import fused_recurrent_kda
+from fla_kernels import device, fused_recurrent_kda
 
 T, K, V, RAW, A_LOG = 2, 16, 16, -200.0, 90.0
-device = "cuda" if torch.cuda.is_available() else "cpu"
 zeros = torch.zeros(1, T, 1, K, device=device)
 call = {
     "q": zeros,

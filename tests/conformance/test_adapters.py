@@ -61,7 +61,7 @@ def test_known_failures_of_transformers_still_fail():
 
 @pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="fla is installed")
 def test_an_adapter_without_its_package_says_which_is_missing():
-    with pytest.raises(BadAdapterError, match="No module named 'fla'"):
+    with pytest.raises(BadAdapterError, match="No module named 'fla'; this adapter needs fla-core and flash-linear"):
         checked_capabilities(load_adapter(f"{PACKAGE}.fla_recurrent"))
 
 
