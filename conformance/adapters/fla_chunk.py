@@ -35,13 +35,12 @@ class Chunk:
         return Capabilities(("chunk", "backward"), contracts, K, front_ends=(front,), lowest_gate=lowest)
 
     def identity(self) -> str:
-        where = torch.cuda.get_device_name() if self.device == "cuda" else "interpreter"
+        where = torch.cuda.get_device_name() if self.device == "cuda" else self.device
         return f"fla {version('fla-core')}, chunk_kda safe_gate={self.safe}, {where}"
 
     def run(self, call: Call, want: frozenset[str]) -> dict[str, Tensor]:
-        return run_on(
-            self.device, call, self.forward if call.do is None else partial(gradients_of, forward=self.forward)
-        )
+        kernel = self.forward if call.do is None else partial(gradients_of, forward=self.forward)
+        return run_on(self.device, call, kernel)
 
     def forward(self, call: Call) -> dict[str, Tensor]:
         from fla.ops.kda import chunk_kda
