@@ -94,11 +94,12 @@ class _Hunt:
     tries: int | None
     verdicts: dict[Case, Verdict] = field(default_factory=dict)
     minimal: Case | None = None
+    end: float = math.inf
 
     def run(self) -> Found:
-        """Rounds until something fails or the time is over."""
-        self.end = time.monotonic() + self.seconds
+        """Rounds until something fails or the time is over; the first case is judged however short that is."""
         self.judge(TYPICAL)
+        self.end = time.monotonic() + self.seconds
         number = 0
         while self.minimal is None and not self.over():
             self.round(number)

@@ -30,11 +30,13 @@ def reasons(report):
 
 
 def test_crashes_exits_hangs_and_hoarding_fail_their_case_and_the_run_goes_on(monkeypatch):
-    monkeypatch.setattr("kimi_linear.conformance.isolation.GRACE_SECONDS", 0.5)
-    ids = ("shape.K=7", "shape.T=2", "shape.groups", "shape.K=40,V=8", "shape.K=60", "exact.square")
-    with isolated(CRASHING, seconds=0.5, memory=2) as kernel:
-        report = run_suite(kernel, only=ids, seconds=0.5)
-    found = reasons(report)
+    ids = ("shape.K=7", "shape.T=2", "shape.K=40,V=8", "shape.K=60", "exact.square")
+    with isolated(CRASHING, memory=2) as kernel:
+        with monkeypatch.context() as patch:
+            patch.setattr("kimi_linear.conformance.isolation.GRACE_SECONDS", 0.5)
+            hangs = run_suite(kernel, only=["shape.groups"], seconds=0.5)
+        report = run_suite(kernel, only=ids)
+    found = reasons(hangs) | reasons(report)
     assert found["shape.K=7"].startswith("killed by signal 11 (SIGSEGV) in string_at, ")
     assert found["shape.groups"] == "hangs: no result after 0.5 s"
     assert found["shape.K=40,V=8"] == "killed by signal 9 (SIGKILL), as the system does when memory runs out"
@@ -151,7 +153,7 @@ run_suite(kernel, only=["shape.groups"])
     time.sleep(2)
     judge.kill()
     judge.communicate()
-    for _ in range(50):
+    for _ in range(300):
         if not _runs(worker):
             return
         time.sleep(0.1)

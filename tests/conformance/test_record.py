@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 
@@ -97,6 +98,7 @@ def test_ctrl_c_prints_what_was_found_and_says_error(tmp_path):
     with subprocess.Popen([*command, "--resume", str(path)], **options) as judge:
         while not (path.exists() and path.read_text().count("\n") > 2):
             assert judge.poll() is None
+            time.sleep(0.05)
         judge.send_signal(signal.SIGINT)
         try:
             said, complaint = judge.communicate(timeout=60)

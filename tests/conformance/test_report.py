@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import runpy
 from html.parser import HTMLParser
@@ -31,6 +32,17 @@ BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
 WRONG = "kimi_linear.conformance.adapters.wrong"
 
 
+NO_HURRY = math.inf  # seconds: a search ends where nothing is left to try, so that a loaded machine finds the same
+
+
+def unhurried(explaining_function, *arguments):
+    """Explanations with all the time that their searches want."""
+    with pytest.MonkeyPatch.context() as patch:
+        for limit in ("SHRINK_SECONDS", "SUSPECT_SECONDS"):
+            patch.setattr(explaining, limit, NO_HURRY)
+        return explaining_function(*arguments, seconds=NO_HURRY)
+
+
 def bench_of(kernel):
     return Bench(kernel, kernel.capabilities(), kernel.contract)
 
@@ -54,7 +66,7 @@ def planted(name):
 )
 def test_the_first_of_all_known_bugs_is_the_one_that_was_planted(case, name):
     bench = planted(name)
-    first, second, *_ = suspects(bench, bench.problem(by_id(case)))
+    first, second, *_ = suspects(bench, bench.problem(by_id(case)), seconds=NO_HURRY)
     assert first.mutant.name == name
     assert first.likeness > 0.99
     assert abs(first.size - 1) < 0.1
@@ -64,14 +76,14 @@ def test_the_first_of_all_known_bugs_is_the_one_that_was_planted(case, name):
 def test_bugs_of_one_direction_are_told_apart_by_size():
     bench = planted("ScaleTwice")
     near = [BY_NAME[name] for name in ("ScaleNone", "ScaleOfV", "ScaleIgnored", "ScaleTwice")]
-    first, *others = suspects(bench, bench.problem(by_id("values.square_state")), near)
+    first, *others = suspects(bench, bench.problem(by_id("values.square_state")), near, NO_HURRY)
     assert first.mutant.name == "ScaleTwice"
     assert all(other.rank > first.rank for other in others)
 
 
 def test_a_correct_kernel_looks_like_no_known_bug():
     bench = bench_of(chunk_kernel(32, "bf16", rebased=False))
-    found = suspects(bench, bench.problem(by_id("gate.channel_ramp")), MUTANTS[::5])
+    found = suspects(bench, bench.problem(by_id("gate.channel_ramp")), MUTANTS[::5], NO_HURRY)
     broken = [suspect for suspect in found if suspect.size < 0.5]  # bugs that do something on this input
     assert broken
     assert max(suspect.likeness for suspect in broken) < 0.5
@@ -80,7 +92,7 @@ def test_a_correct_kernel_looks_like_no_known_bug():
 def test_an_error_that_is_not_finite_is_matched_by_where_it_is_not():
     bench = planted("DecayFactored")
     near = [BY_NAME[name] for name in ("DecayFactored", "GateShift", "WUngated")]
-    first, *_ = suspects(bench, bench.problem(by_id("gate.minus30")), near)
+    first, *_ = suspects(bench, bench.problem(by_id("gate.minus30")), near, NO_HURRY)
     assert first.mutant.name == "DecayFactored"
     assert first.likeness == 1
 
@@ -103,7 +115,7 @@ def test_an_error_that_is_not_finite_is_matched_by_where_it_is_not():
 def test_a_failing_case_is_made_as_small_as_it_goes_and_still_fails_alike(check, name, sizes):
     bench = planted(name)
     verdict = check_by_id(check)(bench)
-    found = shrink(verdict, bench, 30)
+    found = shrink(verdict, bench, NO_HURRY)
     assert {knob: getattr(found.case, knob) for knob in sizes} == sizes
     assert found.verdict.place.result == verdict.place.result
     assert found.tried < 150
@@ -128,13 +140,13 @@ def test_sizes_that_a_kernel_does_not_take_are_not_tried():
             return super().run(call, want)
 
     bench = bench_of(Fixed(CONTRACT))
-    found = shrink(check_by_id("gate.channel_ramp")(bench), bench, 10)
+    found = shrink(check_by_id("gate.channel_ramp")(bench), bench, NO_HURRY)
     assert (found.case.K, found.case.V, found.case.group) == (16, 16, 1)
 
 
 def test_a_relation_is_made_smaller_too_and_a_hang_is_left_as_it_is():
     bench = planted("OutputAhead")
-    found = shrink(check_by_id("relation.causality")(bench), bench, 10)
+    found = shrink(check_by_id("relation.causality")(bench), bench, NO_HURRY)
     assert found.sizes["K"] == found.sizes["V"] == 1
     assert found.case is None
     hangs = bench_of(Hangs())
@@ -244,7 +256,7 @@ def test_the_law_of_growth_is_told():
 
 
 def test_what_is_not_finite_is_told_at_its_first_place():
-    one = explained(ReturnsNaN(), "shape.K=7")
+    one = unhurried(explained, ReturnsNaN(), "shape.K=7")
     assert "o is nan at [0, 3, 0, 0]" in one.verdict.reason
     assert one.verdict.place.index == (0, 3, 0)
     assert one.verdict.place.spread[0] == "token 3 alone"
@@ -326,7 +338,7 @@ class Hostile(type(build(BY_NAME["WUngated"]))):
 def hostile():
     kernel = Hostile(CONTRACT)
     report = run_suite(kernel, only=["gate.channel_ramp", "shape.T=2", "keys.random", "exact.wide", "relation.signs"])
-    return report, explain_failures(report, kernel, "<b>x</b>.py", seconds=60)
+    return report, unhurried(explain_failures, report, kernel, "<b>x</b>.py")
 
 
 def test_json_has_its_version_and_every_part_of_an_explanation_as_plain_data(hostile):

@@ -79,7 +79,7 @@ def report():
     kernel = WrongFromToken5()
     only = ["gate.slow", "keys.runs", "packing.empty_first", "shape.T=1"]
     found = run_suite(kernel, only=only, waivers={"keys.runs": "known"})
-    return found, explain_failures(found, kernel, "kernel.py", 1.0)
+    return found, explain_failures(found, kernel, "kernel.py")
 
 
 def test_a_report_has_its_form(report):

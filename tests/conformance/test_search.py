@@ -60,6 +60,7 @@ def test_time_ends_a_search_and_each_contract_has_its_own():
     found = search(Correct(), 0.002, told.append)
     assert len(found) == 1
     assert found[0].tries == len(told) <= 60
+    assert search(Correct(), 0.0)[0].tries == 1
 
 
 def test_a_case_is_printed_as_the_code_that_makes_it():

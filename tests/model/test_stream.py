@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -14,6 +13,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from kimi_linear.reference.model import stream
 from kimi_linear.reference.model.checkpoint import Checkpoint, CheckpointError, load_model, open_checkpoint, stations
 from kimi_linear.reference.model.files import StoredTensor
 from kimi_linear.reference.model.reader import reading_thread
@@ -97,7 +97,7 @@ def test_at_most_two_pieces_are_held_at_once(made, held):
 
 
 def test_the_next_piece_is_read_while_a_layer_computes(made, monkeypatch):
-    """When a layer has started, the reads of the embedding, of this layer and of the next have begun."""
+    """When a layer has started, the reads of the embedding, of this layer and of the next were asked for."""
     readers = []
     read = Checkpoint.read_state
 
@@ -106,23 +106,21 @@ def test_the_next_piece_is_read_while_a_layer_computes(made, monkeypatch):
         return read(self, station, device)
 
     monkeypatch.setattr(Checkpoint, "read_state", watched)
+    threads = []
+    monkeypatch.setattr(stream, "reading_thread", lambda: threads.append(reading_thread()) or threads[0])
     model = stream_model(made)
     reads_at_layer = []
+
+    def count_reads(*_):
+        threads[0].submit(int).result()  # one thread, in order: what was asked for before has been read
+        reads_at_layer.append(len(readers))
+
     for layer in model.model.layers:
-        layer.input_layernorm.register_forward_pre_hook(lambda *_: reads_at_layer.append(reads_begun(readers)))
+        layer.input_layernorm.register_forward_pre_hook(count_reads)
     with torch.no_grad():
         model(ids())
     assert all(name.startswith("weights") for name in readers)
     assert reads_at_layer == [n + 3 for n in range(6)]
-
-
-def reads_begun(readers, patience=5.0):
-    """How many reads have begun once the one that was asked for has."""
-    before, until = -1, time.monotonic() + patience
-    while len(readers) != before and time.monotonic() < until:
-        before = len(readers)
-        time.sleep(0.1)
-    return len(readers)
 
 
 def test_a_call_that_fails_leaves_a_model_that_works(made):
