@@ -67,8 +67,8 @@ def record_of(column: Column, judged: Judged) -> dict[str, Any]:
     if not judged.identity:
         problem = without_folders(judged.problem.splitlines()[-1])
         return {"column": column.name, "command": column.command, **about, "problem": problem}
-    waivers = WAIVERS / f"{column.adapter.replace(':', '_')}.waivers"
-    return recorded(column, judged.report(read_waivers(waivers) if waivers.exists() else {}), about)
+    waivers = next((path for name in column.waivers if (path := WAIVERS / name).exists()), None)
+    return recorded(column, judged.report({} if waivers is None else read_waivers(waivers)), about)
 
 
 def summary(record: dict[str, Any]) -> str:

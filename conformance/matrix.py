@@ -62,6 +62,11 @@ class Column:
         before = "TRITON_INTERPRET=1 " if self.interpreted else ""
         return f"{before}kimi-linear conformance run {ADAPTERS}.{self.adapter} {self.mode}"
 
+    @property
+    def waivers(self) -> tuple[str, str]:
+        """Files of known failures, beside the adapters: the first one there counts."""
+        return f"{self.name}.waivers", f"{self.adapter.replace(':', '_')}.waivers"
+
 
 COLUMNS = (
     Column("naive", "recurrence, PyTorch", "naive"),

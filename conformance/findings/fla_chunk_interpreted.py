@@ -25,7 +25,7 @@ WHOLE = tuple(filter(None, os.environ.get("KDA_WHOLE", "").split(",")))
 
 class Interpreted(Chunk):
     def identity(self) -> str:
-        return f"{super().identity()} with a GPU's products, but whole ones in {WHOLE or 'none'}"
+        return f"{super().identity()}, interpreter with a GPU's products, whole operands in {WHOLE or 'none'}"
 
     def run(self, call: Call, want: frozenset[str]) -> dict[str, Tensor]:
         with products(*WHOLE):
