@@ -3,6 +3,7 @@
 A file a case, NAME.safetensors, with the names of the operator's arguments and
 
     gold.RESULT                     the fp64 recurrence on exactly these inputs; gradients by its adjoint
+    stage.NAME                      of STAGED alone: stages of the chunk form (docs/notation.md), by token, in fp64
     envelope.CONTRACT.RESULT        the allowed error of every row, in fp32 (`envelope.py`); CONTRACT of `CONTRACTS`
 
 q, k, v and do are bf16, so that every format takes them as they are; the rest is fp32, cu_seqlens int32. In
@@ -25,7 +26,7 @@ from torch import Tensor
 from .adapter import Capabilities, Contract, FrontForm
 from .by_file import described
 from .cases import Case
-from .gold import envelopes_of, truth_of
+from .gold import envelopes_of, stage_truth, truth_of
 from .limits import FORWARD_RATIO, GRADIENT_RATIO
 from .problem import Problem, problem_of
 
@@ -42,6 +43,7 @@ FRONTS = {
     "softplus": FrontForm(gate="softplus", beta="sigmoid"),
     "bounded": FrontForm(gate="bounded", beta="double_sigmoid"),
 }
+STAGED, STAGE_CHUNK = "plain", 16  # a whole chunk, and five tokens of the next
 
 
 def vector(id: str, comment: str, gradients: bool = False, **knobs: Any) -> Case:
@@ -99,18 +101,22 @@ def write_case(folder: Path, case: Case) -> dict[str, Any]:
     call = problem.call
     return {
         "id": case.id, "comment": case.comment, "file": file.name, "sha256": _digest(file), "scale": call.scale,
+        "stage_chunk": STAGE_CHUNK if case.id == STAGED else None,
         "cu_seqlens": problem.judge.offsets, "front": None if call.front is None else asdict(call.front),
         "tensors": described(tensors),
     }  # fmt: skip
 
 
 def tensors_of_vector(problem: Problem) -> dict[str, Tensor]:
-    """Inputs as they are given, exact results, and envelopes under each contract."""
+    """Inputs as they are given, exact results and stages, and envelopes under each contract."""
     tensors = dict(problem.call.tensors())
     tensors |= {f"gold.{name}": exact for name, exact in truth_of(problem).items()}
     for name, contract in CONTRACTS.items():
         bounds = envelopes_of(replace(problem, contract=_takes(contract, problem)))
         tensors |= {f"envelope.{name}.{result}": bound.float() for result, bound in bounds.items()}
+    if problem.case.id == STAGED:
+        exact, _ = stage_truth(replace(problem, contract=replace(problem.contract, chunk_size=STAGE_CHUNK)))
+        tensors |= {f"stage.{name}": x for name, x in exact.items()}
     return tensors
 
 

@@ -50,7 +50,7 @@ def test_a_vector_written_again_is_the_one_in_the_repository(case, tmp_path):
     again, there = (load_file(folder / entry["file"]) for folder in (tmp_path, FOLDER))
     assert again.keys() == there.keys()
     for name, x in there.items():
-        if name.startswith("gold."):
+        if name.startswith(("gold.", "stage.")):
             assert (again[name] - x).abs().max() <= LAST_DIGITS * x.abs().max(), name
         elif name.startswith("envelope."):
             torch.testing.assert_close(again[name], x, rtol=1e-3, atol=0)
@@ -115,6 +115,38 @@ def test_they_cover_what_kernels_get_wrong():
     assert {fronts["softplus"], fronts["bounded"]} == {"softplus", "bounded"}
     with_gradients = {id for id, y in x.items() if "gold.dg" in y}
     assert with_gradients == {"plain", "packed", "gate_half_strong", "softplus", "bounded"}
+
+
+def test_the_stages_are_those_of_the_chunk_form(reader):
+    """Stages 2 to 6 from their formulas, of the last value head, chunk after chunk."""
+    x, C, head = reader.read(FOLDER / "plain.safetensors"), ENTRIES["plain"]["stage_chunk"], 1
+    assert [id for id, entry in ENTRIES.items() if entry["stage_chunk"]] == ["plain"]
+    S = x["initial_state"][0, head].astype(np.float64)
+    for begin in range(0, x["q"].shape[1], C):
+        rows = slice(begin, begin + C)
+        q, k = (x[name][0, rows, 0].astype(np.float64) for name in ("q", "k"))
+        v, g, beta = (x[name][0, rows, head].astype(np.float64) for name in ("v", "g", "beta"))
+        G, A, Aqk, T, w, u, v_new = (
+            x[f"stage.{name}"][0, rows, head] for name in ("G", "A", "Aqk", "T", "w", "u", "v_new")
+        )
+        n = len(k)
+        A, Aqk, T = A[:, :n], Aqk[:, :n], T[:, :n]
+        decays = np.exp(np.minimum(G[:, None] - G[None], 0.0))
+        wanted = {
+            "G": (G, np.cumsum(g, 0)),
+            "A": (A, np.tril(beta[:, None] * np.einsum("id,jd,ijd->ij", k, k, decays), -1)),
+            "Aqk": (Aqk, np.tril(ENTRIES["plain"]["scale"] * np.einsum("id,jd,ijd->ij", q, k, decays))),
+            "T": (T @ (np.eye(n) + A), np.eye(n)),
+            "w": (w, T @ (beta[:, None] * k * np.exp(G))),
+            "u": (u, T @ (beta[:, None] * v)),
+            "v_new": (v_new, u - w @ S),
+        }
+        for name, (got, formula) in wanted.items():
+            assert np.abs(got - formula).max() < 1e-12, name
+        o = ENTRIES["plain"]["scale"] * (q * np.exp(G)) @ S + Aqk @ v_new
+        assert np.abs(o - x["gold.o"][0, rows, head]).max() < 1e-12
+        S = np.exp(G[-1])[:, None] * S + (k * np.exp(G[-1] - G)).T @ v_new
+    assert np.abs(S - x["gold.final_state"][0, head]).max() < 1e-12
 
 
 # A program with NumPy alone can use them
