@@ -4,9 +4,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 # The same examples on every run and machine; `--hypothesis-profile=search` looks for new ones.
-settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=60)
-settings.register_profile(
-    "search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow], print_blob=True
-)
+# No time decides: a draw that a loaded machine makes slowly is as good.
+TIMELESS = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("repeatable", derandomize=True, max_examples=60, **TIMELESS)
+settings.register_profile("search", max_examples=2000, print_blob=True, **TIMELESS)
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
