@@ -1,4 +1,4 @@
-"""Test-wide settings: reproducible draws, one thread a worker."""
+"""Test-wide settings: draws that repeat, one thread a worker."""
 
 import torch
 from hypothesis import HealthCheck, settings
@@ -10,3 +10,8 @@ settings.register_profile("repeatable", derandomize=True, max_examples=60, **TIM
 settings.register_profile("search", max_examples=2000, print_blob=True, **TIMELESS)
 settings.load_profile("repeatable")
 torch.set_num_threads(1)
+
+
+def pytest_runtest_setup():
+    """What a test draws does not depend on the tests that ran before it in its process."""
+    torch.manual_seed(0)
