@@ -7,6 +7,7 @@ registers decides which: where it is loaded, as a load of 16 bytes wants it, and
 sums are in another order, and the last bits differ, as fla_recurrent_no_state.py shows on a GPU.
 """
 
+import os
 import re
 import warnings
 
@@ -36,6 +37,8 @@ SIZES = {
     "STORE_FINAL_STATE": True,
 }
 NOT_GIVEN = ("A_log", "dt_bias", "cu_seqlens", "ssm_state_indices", "num_accepted_tokens", "lower_bound")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    raise SystemExit("interpreted kernels are not compiled: unset TRITON_INTERPRET")
 while not isinstance(kernel, triton.runtime.JITFunction):
     kernel = kernel.fn
 
