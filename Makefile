@@ -71,7 +71,7 @@ $(LAB_READY): $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[lab]"
 	touch $(LAB_READY)
 
-# Plants small changes in the code that decides verdicts; nine of ten in each module have to fail a test. Takes its time:
+# Plants small changes in the code that decides verdicts; nine of ten in each module have to fail a test. Ten minutes;
 # MUTATION="--only verdict" tries one module, MUTATION=--resume goes on with a run that was interrupted.
 mutation: $(READY)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[mutation]"

@@ -29,15 +29,9 @@ PACKAGES = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setupto
 REQUIRED = 0.9  # share of the changes to a module that its tests have to notice
 NOTICED = ("killed", "timeout", "segfault")
 REFUSED = "caught by type check"
-TYPES = [
-    sys.executable,
-    "-m",
-    "mypy",
-    "--no-warn-unused-ignores",
-    "--output",
-    "json",
-    "-m",
-]  # mutmut ignores lines of its own
+TYPES = [sys.executable, "-m", "mypy", "--output", "json"]
+TYPES += ["--no-warn-unused-ignores"]  # mutmut writes lines of its own
+TYPES += ["--cache-dir", "../../.mypy_cache", "-m"]  # of all modules
 FRONT = "tests/conformance/test_front_gradients.py::"
 TESTS = {
     "verdict": ["tests/conformance/test_verdict.py"],
