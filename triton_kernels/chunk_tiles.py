@@ -12,7 +12,7 @@ import triton.language as tl
 
 from .chunk_products import add_products_by_halving, add_products_from_middle, diagonal, invert_tile
 from .chunk_table import locate_chunk
-from .gate_math import GATE_BOUNDED_MILD, GATE_NONE, LOG2E, log2_decay, write_strength
+from .gate_math import GATE_BOUNDED_MILD, GATE_NONE, log2_decay, write_strength
 
 
 @triton.jit
@@ -125,9 +125,9 @@ def kda_tiles_kernel(
     k_start += out_row * KP
     q_start += out_row * KP
     tile_decay += (cell * (CHUNK // TILE) + tile) * KP
-    root_rate = 0.0
+    rate = 0.0
     if GATE != GATE_NONE:
-        root_rate = tl.exp2(tl.load(A_log + hv).to(tl.float32) * (LOG2E / 2))
+        rate = tl.load(A_log + hv).to(tl.float32)  # as its logarithm
 
     kk = tl.zeros([TILE, TILE], tl.float32)
     qq = tl.zeros([TILE, TILE], tl.float32)
@@ -168,7 +168,7 @@ def kda_tiles_kernel(
         bias = tl.zeros([BK], tl.float32)
         if GATE != GATE_NONE:
             bias = tl.load(dt_bias + hv * K + channel, mask=channel < K, other=0.0).to(tl.float32)
-        x_g = tl.where(valid[:, None], log2_decay(x_g, bias[None, :], root_rate, lower_bound, GATE), 0.0)
+        x_g = tl.where(valid[:, None], log2_decay(x_g, bias[None, :], rate, lower_bound, GATE), 0.0)
         if GATE == GATE_BOUNDED_MILD:
             k_s, k_e, q_s, A, Aqk = add_products_from_middle(x_q, x_k, x_g, lower_bound, A, Aqk, DOT, PRECISION)
         else:

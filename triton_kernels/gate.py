@@ -20,7 +20,7 @@ import triton.language as tl
 
 from ..reference.front_end import FrontEnd
 from ..reference.gates import BoundedGate
-from .gate_math import BETA_CODES, sigmoid, softplus
+from .gate_math import BETA_CODES, rate_times_softplus, sigmoid
 
 FRONT_END_SCHEMA = "Tensor? A_log, Tensor? dt_bias, float? lower_bound, float? l2norm_eps, int BETA"
 _NO_FRONT_END = {"A_log": None, "dt_bias": None, "lower_bound": None, "l2norm_eps": None, "BETA": BETA_CODES[None]}
@@ -49,9 +49,8 @@ def named_front_end(values: Sequence[Any]) -> dict[str, Any]:
 
 @triton.jit
 def softplus_gate(x, A_log, dt_bias):
-    """Log decay of the softplus gate. exp(A_log) as its root, twice: exp(90) is inf, and inf * 0 is NaN."""
-    root = tl.exp(A_log * 0.5)
-    return -(root * (root * softplus(x + dt_bias)))
+    """Log decay of the softplus gate."""
+    return rate_times_softplus(x + dt_bias, A_log, -1.0)
 
 
 @triton.jit

@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)  # log2 units of one nat
+LARGEST = tl.constexpr(2e38)  # instead of inf, which times 0 is NaN; log2(e) times it is still a number
 
 GATE_NONE = tl.constexpr(0)  # g is a log decay already
 GATE_SOFTPLUS = tl.constexpr(1)
@@ -34,26 +35,33 @@ def sigmoid(x):
 
 
 @triton.jit
-def softplus(x):
-    """log(1 + exp(x)) = max(x, 0) + log1p(e), e = exp(-|x|), to rounding at both ends.
+def rate_times_softplus(x, A_log, unit: tl.constexpr):
+    """unit exp(A_log) softplus(x), to rounding also where exp(A_log) is inf and softplus(x) is nearly 0.
 
-    log1p(e) = 2 atanh(s), s = e / (2 + e) <= 1/3, by seven terms of its series: the eighth is 1e-8 of it.
+    softplus(x) = max(x, 0) + log1p(e), e = exp(-|x|), and log1p(e) = e 2 / (2 + e) (1 + z / 3 + z^2 / 5 + ..) for
+    z = (e / (2 + e))^2 <= 1 / 9: after z^6, the next term is 1e-8. exp(A_log) e is one exponential of A_log - |x|, so
+    that neither factor has to be a number by itself.
     """
+    rate = tl.minimum(tl.exp2(A_log * LOG2E), LARGEST)
     e = tl.exp2(tl.abs(x) * -LOG2E)
-    s = e * reciprocal(2 + e)
+    rate_e = tl.exp2((A_log - tl.abs(x)) * LOG2E)
+    r = reciprocal(2 + e)
+    s = e * r
     z = s * s
-    series = 1 + z * (1 / 3 + z * (1 / 5 + z * (1 / 7 + z * (1 / 9 + z * (1 / 11 + z * (1 / 13))))))
-    return tl.maximum(x, 0.0) + 2 * s * series
+    c: tl.constexpr = 2 * unit
+    series = c + z * (c / 3 + z * (c / 5 + z * (c / 7 + z * (c / 9 + z * (c / 11 + z * (c / 13))))))
+    return (unit * rate) * tl.maximum(x, 0.0) + rate_e * (r * series)
 
 
 @triton.jit
-def log2_decay(x, bias, root_rate, lower_bound, GATE: tl.constexpr):
-    """The gate of one tile in log2 units: x [C, K] fp32 is raw (or g itself), root_rate = exp(A_log / 2)."""
+def log2_decay(x, bias, A_log, lower_bound, GATE: tl.constexpr):
+    """The gate of one tile in log2 units: x [C, K] fp32 is raw (or g itself), A_log that of its head."""
     if GATE == GATE_NONE:
         return x * LOG2E
     x += bias
     if GATE == GATE_SOFTPLUS:
-        return (root_rate * softplus(x)) * (root_rate * -LOG2E)  # exp(A_log) alone may be inf
+        return rate_times_softplus(x, A_log, -LOG2E)
+    root_rate = tl.exp2(A_log * (LOG2E / 2))  # exp(A_log) alone may be inf
     return (lower_bound * LOG2E) * sigmoid(root_rate * (root_rate * x))
 
 

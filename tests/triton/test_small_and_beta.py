@@ -1,11 +1,12 @@
 """Roundings that the conformance suite found on a GPU, at sizes that the interpreter shows."""
 
+import pytest
 import torch
-from triton_inputs import DEVICE
+from triton_inputs import DEVICE, make_call, reference
 
-from kimi_linear.reference import FrontEnd
+from kimi_linear.reference import FrontEnd, SoftplusGate
 from kimi_linear.reference.naive import recurrent_kda
-from kimi_linear.triton_kernels import chunk_kda
+from kimi_linear.triton_kernels import chunk_kda, fused_recurrent_kda
 
 HALF = torch.float16
 
@@ -39,3 +40,18 @@ def test_a_faint_row_in_fp16_keeps_its_direction_through_a_decay():
     o, _ = chunk_kda(*(y.to(DEVICE) for y in x), front_end=front_end)
     error = (o.cpu().double() - exact)[0, 5].norm() / exact[0, 5].norm()
     assert error < 0.05
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # numpy, in the branch not taken
+@pytest.mark.parametrize("op", [chunk_kda, fused_recurrent_kda])
+@pytest.mark.parametrize(("A_log", "raw"), [(90.0, -90.0), (88.0, -90.0), (-80.0, 80.0), (60.0, -62.0), (90.0, 1.0)])
+def test_a_rate_and_a_softplus_that_are_no_fp32_numbers_may_have_a_product_that_is_one(op, A_log, raw):
+    """e^90 is inf in fp32, and softplus(-90) less than its smallest normal number."""
+    call = make_call(T=3, HV=1, seed=3)
+    call["g"] = raw + 0.1 * call["g"]
+    rate, bias = torch.full((1,), A_log, device=DEVICE), torch.zeros(1, 12, device=DEVICE)
+    call["front_end"] = FrontEnd(SoftplusGate(rate, bias))
+    o, state = op(**call, output_final_state=True)
+    for got, wanted in zip((o, state), reference(**call), strict=True):
+        error = (got.cpu().double() - wanted).norm() / wanted.norm()
+        assert error < 2e-6
