@@ -5,8 +5,9 @@
 
 The interpreter takes operands of fp32 whole, whatever precision `tl.dot` is given, and computes with the bits of
 bf16 as if they were integers. A tensor core reads 10 bits of the mantissa of a tf32 operand and cuts the rest off;
-the "x3" precisions split an operand in two short ones and leave out the product of the rests. Sums are of fp32 in
-both, here in NumPy's order. The patches are to the insides of triton 3.9.0.
+the "x3" precisions split an operand in two short ones and leave out the product of the rests. There Triton rounds the
+first part (`cvt.rna.tf32.f32` in the PTX) and leaves it to the tensor core to cut the rest. Sums are of fp32 in both,
+here in NumPy's order. The patches are to the insides of triton 3.9.0.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from triton.runtime.interpreter import GridExecutor, InterpreterBuilder, ReduceO
 Array = np.ndarray[Any, Any]
 PRECISIONS = ("tf32", "tf32x3", "bf16x3", "ieee")
 TF32_BITS = np.uint32(0xFFFFE000)  # sign, exponent and 10 bits of the mantissa
+TF32_HALF = np.uint32(0x1000)  # of the last bit that tf32 keeps
 COMPARISONS = (np.less, np.less_equal, np.greater, np.greater_equal, np.equal, np.not_equal)
 
 
@@ -62,16 +64,21 @@ def product(x: Array, y: Array, precision: str) -> Array:
     x, y = x.astype(np.float32), y.astype(np.float32)
     if precision == "ieee":
         return x @ y
-    shorten = rounded_to_bf16 if precision == "bf16x3" else cut_to_tf32
-    x0, y0 = shorten(x), shorten(y)
     if precision == "tf32":
-        return x0 @ y0
-    return x0 @ y0 + (x0 @ shorten(y - y0) + shorten(x - x0) @ y0)
+        return cut_to_tf32(x) @ cut_to_tf32(y)
+    first, rest = (rounded_to_bf16,) * 2 if precision == "bf16x3" else (rounded_to_tf32, cut_to_tf32)
+    x0, y0 = first(x), first(y)
+    return x0 @ y0 + (x0 @ rest(y - y0) + rest(x - x0) @ y0)
 
 
 def cut_to_tf32(x: Array) -> Array:
     """fp32 with the last 13 bits of the mantissa cut off."""
     return (np.ascontiguousarray(x, np.float32).view(np.uint32) & TF32_BITS).view(np.float32)
+
+
+def rounded_to_tf32(x: Array) -> Array:
+    """fp32 rounded to the nearest number of tf32, halves away from 0."""
+    return cut_to_tf32((np.ascontiguousarray(x, np.float32).view(np.uint32) + TF32_HALF).view(np.float32))
 
 
 def rounded_to_bf16(x: Array) -> Array:

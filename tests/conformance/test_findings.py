@@ -11,7 +11,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 FINDINGS = ROOT / "conformance" / "findings"
-HELPERS = {"fla_chunk_interpreted.py", "fla_kernels.py", "gpu_products.py"}
+HELPERS = {"fla_chunk_interpreted.py", "fla_kernels.py", "gpu_products.py", "own_kernels.py"}
 SCRIPTS = sorted(path.name for path in FINDINGS.glob("*.py") if path.name not in HELPERS)
 NO_FLA = pytest.mark.skipif(importlib.util.find_spec("fla") is not None, reason="fla is installed")
 
