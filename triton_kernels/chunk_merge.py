@@ -54,6 +54,15 @@ def merge_inverses(X, A, h: tl.constexpr, CHUNK: tl.constexpr, SOLVE: tl.constex
 
 
 @triton.jit
+def apply_inverse(X, X_rest, y, TWICE: tl.constexpr, PRECISION: tl.constexpr):
+    """Stage 4: T y. With X_rest, what X was rounded by, where keys may cancel: one and its negative, beta = 2."""
+    product = tl.dot(X, y, input_precision=PRECISION)
+    if TWICE:
+        product += tl.dot(X_rest, y, input_precision=PRECISION)
+    return product
+
+
+@triton.jit
 def kda_chunks_kernel(
     v,
     k_start,
@@ -153,7 +162,10 @@ def kda_chunks_kernel(
     X = tl.load(T_tile + tile_at, mask=same_tile, other=0.0).to(tl.float32)
     X = merge_inverses(X, A, TILE, CHUNK, SOLVE, PRECISION)
     X = merge_inverses(X, A, 2 * TILE, CHUNK, SOLVE, PRECISION)
-    X = X.to(DOT)  # its diagonal is 1: beta goes to the other operand, or all of its rounding would be seen
+    # its diagonal is 1: beta goes to the other operand, or all of its rounding would be seen
+    X_dot = X.to(DOT)
+    X_rest = (X - X_dot.to(tl.float32)).to(DOT)
+    TWICE: tl.constexpr = SOLVE.primitive_bitwidth > DOT.primitive_bitwidth  # rows that the kernel did not normalise
 
     # stage 4
     v += row.to(tl.int64) * v_sb + hv.to(tl.int64) * v_sh + token.to(tl.int64) * v_st
@@ -164,7 +176,7 @@ def kda_chunks_kernel(
         x_v = tl.load(v + r * v_st + value[None, :], mask=mask, other=0.0)
         x_v = (x_v * beta[:, None]).to(DOT)
         u_at = value[None, :] * CHUNK + rows[:, None] if WIDE else rows[:, None] * VP + value[None, :]
-        tl.store(u + u_at, tl.dot(X, x_v, input_precision=PRECISION).to(DOT))
+        tl.store(u + u_at, apply_inverse(X_dot, X_rest, x_v, TWICE, PRECISION).to(DOT))
     for k0 in tl.range(0, KP, BK, disable_licm=True):
         channel = k0 + tl.arange(0, BK)
         at = rows[:, None] * KP + channel[None, :]
@@ -173,4 +185,4 @@ def kda_chunks_kernel(
         d_2 = tl.load(tile_decay + 2 * KP + channel)
         before = decay_before(d_0, d_1, d_2, CHUNK)
         x_k = (tl.load(k_start + at) * (before * beta[:, None])).to(DOT)
-        tl.store(wq + at, tl.dot(X, x_k, input_precision=PRECISION).to(DOT))
+        tl.store(wq + at, apply_inverse(X_dot, X_rest, x_k, TWICE, PRECISION).to(DOT))
