@@ -96,7 +96,7 @@ MAY_IMPORT = {
             "reference/model",
         ),  # whose short convolution is judged
     },
-    "conformance/findings": {"conformance", "conformance/adapters", "reference", "reference/naive"},
+    "conformance/findings": {"conformance", "conformance/adapters", "reference", "reference/naive", "triton_kernels"},
 }
 EVERYTHING = {"cli"}
 
