@@ -1,7 +1,6 @@
 """The golden vectors in the repository are what the code says, and a program with NumPy alone can use them."""
 
 import hashlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 from safetensors.torch import load_file
+from scripts import load_script
 from typer.testing import CliRunner
 
 from kimi_linear.cli.main import app
@@ -30,10 +30,7 @@ CASES = pytest.mark.parametrize("case", VECTORS, ids=lambda case: case.id)
 @pytest.fixture
 def reader():
     """read_with_numpy.py as a module."""
-    spec = importlib.util.spec_from_file_location("read_with_numpy", FOLDER / "read_with_numpy.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FOLDER / "read_with_numpy.py")
 
 
 def digest(file):

@@ -1,28 +1,22 @@
 """The chunk kernel with the precision that a GPU is asked for, and a GPU's products, in the interpreter."""
 
-import importlib.util
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from scripts import FINDINGS, load_script
 
 from kimi_linear.reference.naive import recurrent_kda
 from kimi_linear.triton_kernels import chunk_kda
-
-FINDINGS = Path(__file__).parents[2] / "conformance" / "findings"
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its own products")
 
 
 @pytest.fixture(scope="module")
 def as_on_a_gpu():
-    spec = importlib.util.spec_from_file_location("own_kernels", FINDINGS / "own_kernels.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.as_on_a_gpu
+    return load_script(FINDINGS / "own_kernels.py").as_on_a_gpu
 
 
 def reflections(dtype, T=64, K=32):

@@ -1,14 +1,11 @@
 """The products of a GPU in Triton's interpreter, by which the findings show what tensor cores do to a kernel."""
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 import torch
 import triton
 import triton.language as tl
+from scripts import FINDINGS, load_script
 
-FINDINGS = Path(__file__).parents[2] / "conformance" / "findings"
 N = 16
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its own products")
@@ -16,10 +13,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU has its
 
 @pytest.fixture(scope="module")
 def gpu_products():
-    spec = importlib.util.spec_from_file_location("gpu_products", FINDINGS / "gpu_products.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.gpu_products
+    return load_script(FINDINGS / "gpu_products.py").gpu_products
 
 
 @triton.jit
