@@ -32,7 +32,7 @@ from ..reference.operands import Operands, prepare, zero_rows_after
 from .adapter import GRADIENTS, PARAMETER_GRADIENTS, STAGES, Contract
 from .envelope import Rounding, rms
 from .front_gradients import errors_of_tokens_added, through_front_end
-from .limits import FLOOR, PRICE_SAMPLES, SAMPLES
+from .limits import FLOOR, PRICE_SAMPLES, SAMPLES, SMALLEST
 from .precision import DTYPES, moved_grid, roundoff, to_format
 from .problem import Inputs, Problem
 
@@ -110,7 +110,7 @@ def envelopes_of(problem: Problem, recurrence_alone: bool = False) -> Results:
 
 
 def row_envelope(exact: Tensor, samples: list[Tensor], name: str, contract: Contract) -> Tensor:
-    """Spread of the samples, one rounding of the result, and a floor, for each row of a result."""
+    """Spread of the samples, one rounding of the result, and two floors, for each row of a result."""
     exact, *samples = (rows_of(x, name) for x in (exact, *samples))
     if exact.numel() == 0:
         return exact.new_zeros(exact.shape[:-1])
@@ -119,7 +119,7 @@ def row_envelope(exact: Tensor, samples: list[Tensor], name: str, contract: Cont
         spread = _over_neighbours(spread)
     in_sums = ("final_state", "dh0", "dg", "dbeta", *PARAMETER_GRADIENTS)
     u = roundoff(contract.accumulate if name in in_sums else contract.io)
-    return spread + u * rms(exact) + FLOOR * exact.abs().amax()
+    return spread + u * rms(exact) + FLOOR * exact.abs().amax() + SMALLEST
 
 
 def rows_of(x: Tensor, name: str) -> Tensor:

@@ -15,6 +15,7 @@ NOISE_RATIO = 1.0  # up to here an error is indistinguishable from rounding
 WRONG_RATIO = 16.0  # from here on nobody needs to ask whether it is rounding
 SAMPLES = 4  # rounded runs an envelope; doubling them moved no envelope by more than a third
 FLOOR = 2.0**-24  # of a tensor's largest element: below it, rows count as zero
+SMALLEST = 2.0**-126  # the least normal number of fp32: compiled kernels may take what is below it for 0
 PRICE_SAMPLES = 2  # the price of an algorithm is a quality number, no verdict
 CASE_SECONDS = 60.0  # a case that takes longer hangs
 FULL_KILLED, QUICK_KILLED = 1.0, 0.9  # of all planted bugs, by all checks and by the quick ones

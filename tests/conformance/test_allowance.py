@@ -21,7 +21,7 @@ from kimi_linear.conformance.gold import (
     substitution,
     truth_of,
 )
-from kimi_linear.conformance.limits import FLOOR, NOISE_RATIO, SAMPLES, WRONG_RATIO, word_for
+from kimi_linear.conformance.limits import FLOOR, FORWARD_RATIO, NOISE_RATIO, SAMPLES, SMALLEST, WRONG_RATIO, word_for
 from kimi_linear.conformance.precision import LARGEST, MANTISSA, moved_grid, roundoff, to_format
 from kimi_linear.conformance.problem import problem_of
 from kimi_linear.reference.chunked.forward import run_all_stages
@@ -277,9 +277,17 @@ def test_the_spread_of_dbeta_is_that_of_a_token_and_the_two_beside_it():
     exact = torch.zeros(1, 6, 1).double()
     sample = torch.zeros(1, 6, 1).double()
     sample[0, 2, 0] = 0.5
-    assert row_envelope(exact, [sample], "dbeta", CONTRACT).flatten().tolist() == [0, 0.5, 0.5, 0.5, 0, 0]
+    got = row_envelope(exact, [sample], "dbeta", CONTRACT) - SMALLEST
+    assert got.flatten().tolist() == [0, 0.5, 0.5, 0.5, 0, 0]
     assert rows_of(exact, "dbeta").shape == (1, 6, 1, 1)
     assert rows_of(exact, "o").shape == exact.shape
+
+
+def test_numbers_below_the_least_normal_one_may_be_taken_for_0():
+    for size, flushed_passes in ((2.0**-127, True), (2.0**-122, False)):
+        exact = torch.full((1, 1, 1, 4), size).double()
+        bound = row_envelope(exact, [exact], "final_state", CONTRACT)
+        assert bool(size <= FORWARD_RATIO * bound) == flushed_passes
 
 
 def test_an_empty_result_has_an_empty_envelope():
