@@ -39,8 +39,9 @@ def add_between_tiles(M, x_start, k_end, d_1, d_2, CHUNK: tl.constexpr, PRECISIO
     tile = tl.arange(0, CHUNK) // (CHUNK // 4)
     neighbours = (tile % 2 == 1)[:, None] & (tile[:, None] == tile[None, :] + 1)
     M += tl.where(neighbours, tl.dot(x_start, tl.trans(k_end), input_precision=PRECISION), 0.0)
-    x_far = (x_start * by_tile(0.0, 0.0, 1.0, d_2[None, :], CHUNK)).to(x_start.dtype)
-    k_far = (k_end * by_tile(d_1[None, :], 1.0, 0.0, 0.0, CHUNK)).to(k_end.dtype)
+    right = tile[:, None] >= 2  # selected, not multiplied by 0: a thread knows which tile its rows are of
+    x_far = tl.where(right, (x_start * by_tile(1.0, 1.0, 1.0, d_2[None, :], CHUNK)).to(x_start.dtype), 0.0)
+    k_far = tl.where(right, 0.0, (k_end * by_tile(d_1[None, :], 1.0, 1.0, 1.0, CHUNK)).to(k_end.dtype))
     return tl.dot(x_far, tl.trans(k_far), M, input_precision=PRECISION)
 
 
