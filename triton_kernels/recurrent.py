@@ -164,6 +164,8 @@ def _recurrent(
     *front_end: Any,
 ) -> tuple[Tensor, Tensor]:
     q, k, v, g = adjacent_channels(q, k, v, g)
+    # a compiler lays a state out in registers as it is loaded, and with that sums over its channels
+    initial_state = None if initial_state is None else initial_state.contiguous()
     o, ht = _outputs(q, v, cu_seqlens, output_final_state)
     final = ht if output_final_state else None
 

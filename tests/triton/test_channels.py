@@ -35,7 +35,7 @@ def test_a_spread_input_is_launched_as_a_dense_one(op, told):
     call = make_call(B=1, T=20, K=20, V=12)
     o, _ = op(**call)
     dense, told[:] = list(told), []
-    views = {name: spread(call[name]) for name in ("q", "k", "v", "g")}
+    views = {name: spread(call[name]) for name in ("q", "k", "v", "g", "initial_state")}
     assert not any(x.is_contiguous() for x in views.values())
     for calls in (chunk_launch.CALLS, recurrent.CALLS):
         calls.known.clear()  # on a GPU the same call is replayed, and nothing told
