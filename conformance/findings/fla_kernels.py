@@ -43,22 +43,26 @@ def products(*whole: str) -> Iterator[None]:
     """Inside, `chunk_kda` computes as on a GPU.
 
     `whole` names precisions ("tf32", "bf16x3"), kernels, or "inverse", the products that solve the triangular
-    system: their operands of fp32 stay whole. On a GPU nothing is changed, and `whole` must be empty.
+    system: their operands of fp32 stay whole. On a GPU `whole` must be empty, and only the autotuner is changed: it
+    takes the first configuration of each kernel, because it would search for minutes.
     """
+    from triton.runtime.autotuner import Autotuner
+
+    untuned = (Autotuner, "prune_configs", lambda self, *_, **__: self.configs[:1])
     if device == "cuda":
         assert not whole, "operands can be kept whole in the interpreter only"
-        yield
+        with patch.object(*untuned):
+            yield
         return
     import triton.language as tl
     from gpu_products import gpu_products
-    from triton.runtime.autotuner import Autotuner
 
     inverse = tl.constexpr("ieee" if "inverse" in whole else "tf32")
     around = (
         (chunk_intra, "SOLVE_TRIL_DOT_PRECISION", inverse),  # fla takes "tf32" where it sees a GPU that has it
         (chunk_intra, "IS_GATHER_SUPPORTED", False),  # its other way to the same row
         (chunk_delta_h, "range", _tensors),  # it asks a loop's index for its dtype
-        (Autotuner, "prune_configs", lambda self, *_, **__: self.configs[:1]),  # nothing to measure here
+        untuned,
     )
     with ExitStack() as patches:
         patches.enter_context(gpu_products(*whole))
