@@ -51,6 +51,7 @@ def gpu_products(*whole: str) -> Iterator[None]:
 
     allowed = replace(interpreter_builder.options, allowed_dot_input_precisions=PRECISIONS)
     with ExitStack() as patches:
+        patches.enter_context(np.errstate(all="ignore"))  # a GPU says nothing of inf and NaN
         patches.enter_context(patch.object(GridExecutor, "__call__", named))
         patches.enter_context(patch.object(InterpreterBuilder, "create_dot", dot))
         patches.enter_context(patch.object(interpreter_builder, "options", allowed))
