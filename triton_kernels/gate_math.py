@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)  # log2 units of one nat
+ROOT_LOG2E = tl.constexpr(LOG2E.value**0.5)  # of a rate that is applied as its root, twice
 LARGEST = tl.constexpr(2e38)  # instead of inf, which times 0 is NaN; log2(e) times it is still a number
 
 GATE_NONE = tl.constexpr(0)  # g is a log decay already
@@ -61,8 +62,8 @@ def log2_decay(x, bias, A_log, lower_bound, GATE: tl.constexpr):
     x += bias
     if GATE == GATE_SOFTPLUS:
         return rate_times_softplus(x, A_log, -LOG2E)
-    root_rate = tl.exp2(A_log * (LOG2E / 2))  # exp(A_log) alone may be inf
-    return (lower_bound * LOG2E) * sigmoid(root_rate * (root_rate * x))
+    root_rate = ROOT_LOG2E * tl.exp2(A_log * (LOG2E / 2))  # exp(A_log) alone may be inf
+    return (lower_bound * LOG2E) * reciprocal(1 + tl.exp2(-(root_rate * (root_rate * x))))
 
 
 @triton.jit
