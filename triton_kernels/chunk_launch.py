@@ -26,7 +26,8 @@ from .gate_math import BETA_CODES, GATE_BOUNDED, GATE_BOUNDED_MILD, GATE_NONE, G
 from .replay import Calls
 from .support import Configuration, Launch, adjacent_channels, next_power_of_2, number_of, remember
 
-MILD_BOUND = -5.0  # 16 tokens of such a gate span 80 nats, 40 to each side of their middle
+MILD_BOUND = -5.0  # 16 tokens of such a gate lose 115.4 octaves at most: no row of a tile is faint
+MOST_NORMED = 128  # channels of a bf16 tile that are at hand at once, for its norms; other dtypes would spill
 EVERY_SLICE = ((1, 32), (1, 16), (2, 32), (4, 32))  # segments and heads that take slices of 32, 16, 64 and 128
 INPUTS = ("q", "k", "v", "g", "beta", "A_log", "dt_bias", "initial_state", "cu_seqlens")
 OUTPUTS = ("o", "final_state")
@@ -64,10 +65,10 @@ def prepare(tensors: dict[str, Any], options: Options) -> Prepared:
     q, v, cu_seqlens = tensors["q"], tensors["v"], tensors["cu_seqlens"]
     B, T = q.shape[:2]
     N = B if cu_seqlens is None else len(cu_seqlens) - 1
-    gate = options.gate
-    if gate == GATE_BOUNDED.value and options.lower_bound >= MILD_BOUND and q.dtype == torch.bfloat16:
-        options = options._replace(gate=GATE_BOUNDED_MILD.value)
     HV, V = v.shape[2:]
+    mild = options.gate == GATE_BOUNDED.value and options.lower_bound >= MILD_BOUND
+    if mild and q.dtype == torch.bfloat16:
+        options = options._replace(gate=GATE_BOUNDED_MILD.value)
     p = plan(q, V, options.l2norm_eps >= 0, options.gate, N * HV)
     chunks = chunk_count(B, T, N, cu_seqlens is not None)
     solve = torch.float16 if p.solve == tl.float16 else torch.float32
@@ -90,6 +91,8 @@ def chunk_launches(tensors: dict[str, Any], ws: Workspace, call: Prepared) -> li
         "DOT": p.dot,
         "SOLVE": p.solve,
         "PRECISION": p.precision,
+        "FROM_MIDDLE": p.dot == tl.bfloat16,
+        "BN": min(MOST_NORMED, p.KP) if p.dot == tl.bfloat16 else p.tiles.block,
         "BLOCK": min(SCAN_BLOCK, next_power_of_2(N + 1)),
         "PREFETCH": tensors["q"].device.type != "cpu" and torch.version.hip is None,
     }

@@ -1,7 +1,13 @@
 """Stages 1 to 3 of a tile of 16 tokens: its decays, its products of keys and queries, its inverse.
 
-Decays between tokens are products of exp(g), never of their inverses, by the halving of
-`kimi_linear.reference.chunked.halving`: for sibling blocks of h = 1, 2, 4, 8 tokens,
+There are two ways to the decays between tokens j <= i. With G, the sum of the gates from the tile's start to a token
+(log2 units), and a constant c, bf16 rows take one product for all pairs:
+
+    decay(j -> i) = 2^(G_i - c) * 2^(c - G_j)
+
+It has a range: rows that a channel reaches too faint (`faint_rows`) go the other way, and so do fp16, for its range,
+and fp32, since a sum of 58 octaves leaves an exponent 18 bits. That way is the halving of
+`kimi_linear.reference.chunked.halving`, for every gate: for sibling blocks of h = 1, 2, 4, 8 tokens,
 
     decay(j -> i) = into_right[i] * out_of_left[j]
 
@@ -12,10 +18,10 @@ exponential a channel does for all levels, and a gate of -inf is the factor 0.
 import triton
 import triton.language as tl
 
-from .gate_math import LOG2E
-
 LEVELS = tl.constexpr(4)  # halvings of a tile: 16 = 2 ** 4
-MIDDLE = tl.constexpr(8.0)  # a mild gate's reference: its lower bound times half a tile
+FAINT = tl.constexpr(-116.0)  # octaves: 16 tokens of -5 nats lose 115.4, and half of it is far from the ends of bf16
+MIDDLE = tl.constexpr(-58.0)
+AT_MIDDLE = tl.constexpr(2.0**MIDDLE.value)
 
 
 @triton.jit
@@ -73,26 +79,39 @@ def add_products_by_halving(q, k, g, A, Aqk, DOT: tl.constexpr, PRECISION: tl.co
 
 
 @triton.jit
-def add_products_from_middle(q, k, g, lower_bound, A, Aqk, DOT: tl.constexpr, PRECISION: tl.constexpr):
-    """The same for g in [-5, 0], with one product: exp(G_i - c) and exp(c - G_j) around c = 8 * lower_bound.
+def last_row(x):
+    """The last row; a selection that costs nothing where a thread holds whole columns."""
+    last = tl.arange(0, x.shape[0])[:, None] == x.shape[0] - 1
+    return tl.sum(tl.where(last, x, 0.0), axis=0)
 
-    G lies within 40 of c, so both factors fit bf16 and fp32. c is a constant: a reference taken from the
-    gates themselves would let later tokens round earlier ones.
+
+@triton.jit
+def products_from_middle(q, k, g, PRECISION: tl.constexpr):
+    """Stages 1 and 2 with one product a matrix, for bf16: A and Aqk of one slice of channels below the diagonal.
+
+    Returns besides k from the tile's start times 2^-c, k to its end, q from its start times 2^-c, and what each
+    channel loses in all (log2). c = -58 lies within 58 of G, so that all factors are numbers of bf16; of rows that
+    have lost more, only what `faint_rows` excludes is wrong. c is a constant, because one taken from the gates
+    would let later tokens round earlier ones, and a whole number, so that a tile without decay rounds nothing.
     """
-    k = k.to(tl.float32)
-    q = q.to(tl.float32)
-    c = MIDDLE * LOG2E * lower_bound
-    G = tl.cumsum(g, axis=0)
-    after = tl.exp2(G - c)
-    k_after = k * after
-    k_before = k * tl.exp2(c - G)
-    q_after = q * after
+    DOT: tl.constexpr = q.dtype
+    first = tl.arange(0, g.shape[0])[:, None] == 0
+    G = tl.cumsum(tl.where(first, g - MIDDLE, g), axis=0)  # G - c
+    end = last_row(G)
+    after = tl.exp2(G)
+    k_after = k.to(tl.float32) * after
+    q_after = q.to(tl.float32) * after
+    k_before = k.to(tl.float32) * tl.exp2(-G)
     k_before_t = tl.trans(k_before.to(DOT))
-    A += tl.dot(k_after.to(DOT), k_before_t, input_precision=PRECISION)
-    Aqk += tl.dot(q_after.to(DOT), k_before_t, input_precision=PRECISION)
-    to_end = tl.exp2(tl.sum(g, axis=0) - c)[None, :]
-    from_start = tl.exp2(c)
-    return k_after * from_start, k_before * to_end, q_after * from_start, A, Aqk
+    A = tl.dot(k_after.to(DOT), k_before_t, input_precision=PRECISION)
+    Aqk = tl.dot(q_after.to(DOT), k_before_t, input_precision=PRECISION)
+    return A, Aqk, k_after, k_before * tl.exp2(end)[None, :], q_after, end + MIDDLE
+
+
+@triton.jit
+def faint_rows(g):
+    """Rows that some channel reaches too faint for `products_from_middle`; what follows a row has no say in it."""
+    return tl.min(tl.cumsum(g, axis=0), axis=1) < FAINT
 
 
 @triton.jit

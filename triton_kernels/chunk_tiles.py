@@ -1,18 +1,20 @@
 """Stages 1 to 3 inside tiles of 16 tokens: front end, decays, diagonal blocks of A and Aqk, their inverse.
 
-One program of one warp a tile and head; it walks over the key channels in slices, so that registers stay few
-and many programs share a multiprocessor. It walks twice: norms first, so that k and q leave it normalised and
-rounded once. Three things leave it for the chunk: k and q times their decay inside the tile, the tile's whole
-decay, and the 16 x 16 blocks of T and Aqk. Few programs hide little of the memory's latency, so each asks for
-all that it will read before it reads the first of it (`prefetch_rows`). The arithmetic is in `chunk_products`.
+One program of one warp a tile and head. It walks twice over the key channels: for the norms, so that k and q leave
+it normalised and rounded once, and in slices, so that registers stay few, for all that a decay has part in. Three
+things leave it for the chunk: k and q times their decay inside the tile, the tile's whole decay, and the 16 x 16
+blocks of T and Aqk. Few programs hide little of the memory's latency, so each asks for all that it will read before
+it reads the first of it (`prefetch_rows`). The arithmetic is in `chunk_products`, a slice's way in and out in
+`chunk_slices`.
 """
 
 import triton
 import triton.language as tl
 
-from .chunk_products import add_products_by_halving, add_products_from_middle, diagonal, invert_tile
+from .chunk_products import AT_MIDDLE, add_products_by_halving, diagonal, invert_tile, products_from_middle
+from .chunk_slices import load_slice, redo_faint_rows, store_slice
 from .chunk_table import locate_chunk
-from .gate_math import GATE_BOUNDED_MILD, GATE_NONE, log2_decay, write_strength
+from .gate_math import GATE_BOUNDED_MILD, GATE_NONE, write_strength
 
 
 @triton.jit
@@ -79,6 +81,7 @@ def kda_tiles_kernel(
     V: tl.constexpr,
     VP: tl.constexpr,
     BK: tl.constexpr,
+    BN: tl.constexpr,
     CHUNK: tl.constexpr,
     TILE: tl.constexpr,
     GATE: tl.constexpr,
@@ -90,6 +93,7 @@ def kda_tiles_kernel(
     SOLVE: tl.constexpr,
     PRECISION: tl.constexpr,
     PREFETCH: tl.constexpr,
+    FROM_MIDDLE: tl.constexpr,
 ):
     pid = tl.program_id(0)
     hv = pid % HV
@@ -125,15 +129,22 @@ def kda_tiles_kernel(
     k_start += out_row * KP
     q_start += out_row * KP
     tile_decay += (cell * (CHUNK // TILE) + tile) * KP
-    rate = 0.0
+    rate = 0.0  # as its logarithm
     if GATE != GATE_NONE:
-        rate = tl.load(A_log + hv).to(tl.float32)  # as its logarithm
+        rate = tl.load(A_log + hv).to(tl.float32)
+        dt_bias += hv * K
+    inputs = (q, k, g, dt_bias)
+    strides = (q_st, k_st, g_st)
+    gate = (rate, lower_bound)
+    outputs = (k_start, k_end, q_start)
 
     kk = tl.zeros([TILE, TILE], tl.float32)
     qq = tl.zeros([TILE, TILE], tl.float32)
     qk = tl.zeros([TILE, TILE], tl.float32)
-    for k0 in tl.range(0, KP, BK, disable_licm=True):
-        channel = k0 + 2 * odd + tl.arange(0, BK)
+    for k0 in tl.range(0, KP, BN, disable_licm=True):
+        channel = k0 + tl.arange(0, BN)
+        if not FROM_MIDDLE:
+            channel += 2 * odd
         mask = valid[:, None] & (channel < K)[None, :]
         x_k = tl.load(k + r * k_st + channel[None, :], mask=mask, other=0.0).to(DOT)
         x_q = tl.load(q + r * q_st + channel[None, :], mask=mask, other=0.0).to(DOT)
@@ -150,34 +161,34 @@ def kda_tiles_kernel(
 
     # fp16 has little below 1e-5: there rows are normalised before they meet a decay, at the price of fp32 products
     FIRST: tl.constexpr = tl.float16 == DOT
-    k_left = tl.full([TILE], 1.0, tl.float32) if FIRST else k_norm  # what still has to be applied
-    q_left = tl.full([TILE], 1.0, tl.float32) if FIRST else q_norm
+    one = tl.full([TILE], 1.0, tl.float32)
+    left = (one, one) if FIRST else (k_norm, q_norm)  # what still has to be applied
     A = tl.zeros([TILE, TILE], tl.float32)
     Aqk = tl.zeros([TILE, TILE], tl.float32)
     for k0 in tl.range(0, KP, BK, disable_licm=True):
         # odd is 0, which the compiler cannot know: it sees pairs of channels, no longer runs, and so lays
         # them out two to a thread with all rows of a channel in one thread, where sums over rows cost least
         channel = k0 + 2 * odd + tl.arange(0, BK)
-        mask = valid[:, None] & (channel < K)[None, :]
-        x_k = tl.load(k + r * k_st + channel[None, :], mask=mask, other=0.0).to(DOT)
-        x_q = tl.load(q + r * q_st + channel[None, :], mask=mask, other=0.0).to(DOT)
-        if FIRST:
-            x_k = x_k * k_norm[:, None]
-            x_q = x_q * q_norm[:, None]
-        x_g = tl.load(g + r * g_st + channel[None, :], mask=mask, other=0.0).to(tl.float32)
-        bias = tl.zeros([BK], tl.float32)
-        if GATE != GATE_NONE:
-            bias = tl.load(dt_bias + hv * K + channel, mask=channel < K, other=0.0).to(tl.float32)
-        x_g = tl.where(valid[:, None], log2_decay(x_g, bias[None, :], rate, lower_bound, GATE), 0.0)
-        if GATE == GATE_BOUNDED_MILD:
-            k_s, k_e, q_s, A, Aqk = add_products_from_middle(x_q, x_k, x_g, lower_bound, A, Aqk, DOT, PRECISION)
-        else:
-            k_s, k_e, q_s, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
+        x_q, x_k, x_g = load_slice(inputs, strides, gate, channel, valid, K, GATE)
         at = rows[:, None] * KP + channel[None, :]
-        tl.store(k_start + at, (k_s * k_left[:, None]).to(DOT))
-        tl.store(k_end + at, (k_e * k_left[:, None]).to(DOT))
-        tl.store(q_start + at, (q_s * q_left[:, None]).to(DOT))
-        tl.store(tile_decay + channel, tl.exp2(tl.sum(x_g, axis=0)))
+        if FROM_MIDDLE:
+            A_k, Aqk_k, k_s, k_e, q_s, total = products_from_middle(x_q, x_k, x_g, PRECISION)
+            store_slice(outputs, at, k_s, k_e, q_s, left, None, FROM_START=AT_MIDDLE)
+            if GATE != GATE_BOUNDED_MILD:
+                A_k, Aqk_k = redo_faint_rows(
+                    A_k, Aqk_k, total, inputs, strides, gate, outputs, channel, k0, left, valid,
+                    KP, K, GATE, PRECISION,
+                )  # fmt: skip
+            A += A_k
+            Aqk += Aqk_k
+        else:
+            if FIRST:
+                x_k = x_k * k_norm[:, None]
+                x_q = x_q * q_norm[:, None]
+            k_s, k_e, q_s, A, Aqk = add_products_by_halving(x_q, x_k, x_g, A, Aqk, DOT, PRECISION)
+            store_slice(outputs, at, k_s, k_e, q_s, left, None)
+            total = tl.sum(x_g, axis=0)
+        tl.store(tile_decay + channel, tl.exp2(total))
 
     x_beta = tl.load(beta + rows.to(tl.int64) * beta_st, mask=valid, other=0.0)
     b = tl.where(valid, write_strength(x_beta.to(tl.float32), BETA), 0.0)
@@ -185,6 +196,7 @@ def kda_tiles_kernel(
 
     i = rows[:, None]
     j = rows[None, :]
+    k_left, q_left = left
     A = tl.where(j < i, A * (b * k_left)[:, None] * k_left[None, :], 0.0)
     qk = tl.where(j == i, qk * q_norm[:, None] * k_norm[None, :], 0.0)
     Aqk = tl.where(j < i, Aqk * q_left[:, None] * k_left[None, :], qk)

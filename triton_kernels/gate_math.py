@@ -14,7 +14,7 @@ LARGEST = tl.constexpr(2e38)  # instead of inf, which times 0 is NaN; log2(e) ti
 GATE_NONE = tl.constexpr(0)  # g is a log decay already
 GATE_SOFTPLUS = tl.constexpr(1)
 GATE_BOUNDED = tl.constexpr(2)
-GATE_BOUNDED_MILD = tl.constexpr(3)  # the same function; 16 tokens of it never leave the range of bf16 (see tiles)
+GATE_BOUNDED_MILD = tl.constexpr(3)  # the same function; no row of a tile gets faint (see chunk_products)
 
 BETA_NONE = tl.constexpr(0)
 BETA_SIGMOID = tl.constexpr(1)

@@ -352,7 +352,7 @@ from pathlib import Path
 
 import kimi_linear.triton_kernels as kernels
 
-for name in ("chunk_tiles", "chunk_products", "chunk_merge", "chunk_state", "chunk_launch", "decode"):
+for name in ("chunk_tiles", "chunk_slices", "chunk_products", "chunk_merge", "chunk_state", "chunk_launch", "decode"):
     lines = (Path(kernels.__file__).parent / f"{name}.py").read_text().splitlines()
     print(f"{name:16} {sum(bool(line.strip()) for line in lines)} lines")
 
