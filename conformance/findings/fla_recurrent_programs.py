@@ -4,7 +4,9 @@
 
 A sum over channels is taken inside a thread first, then between lanes of a warp by shuffles. How the state lies in
 registers decides which: where it is loaded, as a load of 16 bytes wants it, and otherwise as Triton sees fit. So the
-sums are in another order, and the last bits differ, as fla_recurrent_no_state.py shows on a GPU.
+sums are in another order, and the last bits differ, as fla_recurrent_no_state.py shows on a GPU. With a state,
+triton 3.9.0 adds lanes that are 16 and 8 apart, and triton 3.6.0 those that are 2 and 1 apart too; without one, both
+add lanes that are 2 and 1 apart.
 """
 
 import os

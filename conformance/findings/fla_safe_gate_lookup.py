@@ -9,9 +9,10 @@ nor, in the interpreter, with whole operands there.
 
 The same with random inputs and a gate of -5, the lowest: there the output is mostly what was just written.
 
-Seen on an H200 (triton 3.6.0) by relation.lookup: in chunks of 64 82 % of the numbers differ in fp16, such as
--0.49878 for -0.5, and 8 % in bf16, such as -0.24902 for -0.25; also by exact.halves, relation.overwrite and
-gate.bound in fp16.
+On an H200 (triton 3.6.0) 4369 of 5320 elements are off in fp16 and 158 in bf16, none without safe_gate; at a gate of
+-5 o is off by 8.7e-4 of its size, without safe_gate by 3.7e-4. Seen there by relation.lookup: in chunks of 64 82 % of
+the numbers differ in fp16, such as -0.49878 for -0.5, and 8 % in bf16, such as -0.24902 for -0.25; also by
+exact.halves, relation.overwrite and gate.bound in fp16.
 """
 
 import torch
