@@ -6,6 +6,7 @@
 gradients only the rows of segments are written. PyTorch is asked here to fill new memory with NaN; left to itself
 it is often zero, and then nothing shows. On an H200 (triton 3.6.0) dq, dk, dv, dg and dbeta are NaN there. Seen by
 gradients.packed and front_gradients.whole_packed, which do not fill memory: what they find was left by other calls.
+Reported as flash-linear-attention #892, of kernels that share code with this one.
 """
 
 import torch
