@@ -90,14 +90,15 @@ def products_from_middle(q, k, g, PRECISION: tl.constexpr):
     """Stages 1 and 2 with one product a matrix, for bf16: A and Aqk of one slice of channels below the diagonal.
 
     Returns besides k from the tile's start times 2^-c, k to its end, q from its start times 2^-c, and what each
-    channel loses in all (log2). c = -58 lies within 58 of G, so that all factors are numbers of bf16; of rows that
-    have lost more, only what `faint_rows` excludes is wrong. c is a constant, because one taken from the gates
-    would let later tokens round earlier ones, and a whole number, so that a tile without decay rounds nothing.
+    channel loses in all (log2), as exact as the gates are, since it decays the state. c = -58 lies within 58 of G, so
+    that all factors are numbers of bf16; of rows that have lost more, only what `faint_rows` excludes is wrong. c is
+    a constant, because one taken from the gates would let later tokens round earlier ones, and a whole number, so
+    that a tile without decay rounds nothing.
     """
     DOT: tl.constexpr = q.dtype
-    first = tl.arange(0, g.shape[0])[:, None] == 0
-    G = tl.cumsum(tl.where(first, g - MIDDLE, g), axis=0)  # G - c
-    end = last_row(G)
+    G = tl.cumsum(g, axis=0)
+    total = last_row(G)
+    G -= MIDDLE  # only now: a number near 58 has few bits left for a fraction
     after = tl.exp2(G)
     k_after = k.to(tl.float32) * after
     q_after = q.to(tl.float32) * after
@@ -105,7 +106,7 @@ def products_from_middle(q, k, g, PRECISION: tl.constexpr):
     k_before_t = tl.trans(k_before.to(DOT))
     A = tl.dot(k_after.to(DOT), k_before_t, input_precision=PRECISION)
     Aqk = tl.dot(q_after.to(DOT), k_before_t, input_precision=PRECISION)
-    return A, Aqk, k_after, k_before * tl.exp2(end)[None, :], q_after, end + MIDDLE
+    return A, Aqk, k_after, k_before * tl.exp2(total - MIDDLE)[None, :], q_after, total
 
 
 @triton.jit

@@ -137,3 +137,13 @@ def test_a_decay_of_1_would_round_from_a_middle_between_whole_numbers(monkeypatc
     monkeypatch.setattr(chunk_tiles, "AT_MIDDLE", tl.constexpr(2.0**-57.5))
     (o, _), (want, _) = of_integers_without_decay()
     assert not torch.equal(o, want)
+
+
+def test_a_state_that_only_decays_keeps_its_fp32():
+    """Nothing is written: what is left of the state is exp of a sum of gates, which no middle has rounded."""
+    x = mild_inputs()
+    x[4].zero_()
+    state = torch.randn(1, HV, K, V, generator=torch.Generator().manual_seed(1))
+    _, left = chunk_kda(*x, initial_state=state.to(DEVICE), output_final_state=True)
+    exact = state.double() * x[3].cpu().double().sum(1).exp()[..., None]
+    assert ((left.cpu() - exact) / exact).abs().max() < 8 * 2.0**-24
