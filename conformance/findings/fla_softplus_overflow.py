@@ -4,7 +4,7 @@
 
 The gate is -exp(A_log) softplus(x): with A_log = 90 the first factor is inf in fp32, with x below about -17 the
 second one is 0 there, and the product is NaN. Exactly it is -1.7e-48 for x = -200, no decay at all, and -1 for
-x = -90. On an H200 (triton 3.6.0), for x = -200, the state is NaN in both functions. Seen by front.softplus_overflow
+x = -90. On an H200 (triton 3.6.0) the state is NaN in both functions, for both x. Seen by front.softplus_overflow
 and front.softplus_against_rate, and with gradients by the checks of front_gradients that have the same names; a
 backward of this kind was reported as flash-linear-attention #1007.
 """
