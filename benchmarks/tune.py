@@ -75,6 +75,9 @@ def tune(case: Case, process: Expendable, tick: Callable[[str, int], None]) -> d
         print(f"{case}: the best of each kernel are left out, since together: {together}", flush=True)
         return {}
     print(f"{case.dtype} {case.gate}: all three {together * 1e3:.1f} us, built in {before * 1e3:.1f} us", flush=True)
+    if together >= before:
+        print(f"{case}: the built-in shapes stay, since together these are no faster", flush=True)
+        return {}
     return {launches[kernel].key: shape._asdict() for kernel, shape in best.items()}
 
 

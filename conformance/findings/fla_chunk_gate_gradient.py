@@ -10,9 +10,9 @@ those are what is left in dg. In the interpreter, the same products with whole o
 
 The exact gradient comes from the recurrence in fp64, by autograd, for the inputs as they were rounded. On an H200
 (triton 3.6.0), in bf16 and chunks of 64, dg of half the tokens is off by 1.1e-2 of its size or more and at the worst
-by 2.4 times its size; without safe_gate by 1.9e-3 and 0.07. Seen there by gradients.bound: off by 97.6 and 11.7
-roundings in bf16, 144 and 127 in fp16, in chunks of 64 and 32; the limit is 8. Gates near -5 are also those of
-front_gradients.bounded and others of that family.
+by 2.4 times its size; without safe_gate by 1.9e-3 and 0.07; in fp16 by 1.0e-2 and 4.3, and by 8.5e-4 and 0.28. Seen
+there by gradients.bound: off by 97.6 and 11.7 roundings in bf16, 144 and 127 in fp16, in chunks of 64 and 32; the
+limit is 8. Gates near -5 are also those of front_gradients.bounded and others of that family.
 """
 
 import torch

@@ -131,7 +131,9 @@ class Process:
 
 
 def rule(shapes):
-    """Wider is faster; the widest tiles are wrong, and 8 warps take the process down."""
+    """Wider is faster; the widest tiles are wrong, and 8 warps take the process down. As built in: 100."""
+    if not shapes:
+        return 100.0
     if any(shape.warps == 8 for shape in shapes.values()):
         raise LostError("raises AcceleratorError: CUDA error: an illegal memory access")
     if shapes.get("tiles", Shape(16, 1)).block == 32:
@@ -157,6 +159,11 @@ def test_the_fastest_valid_shapes_make_a_table(tmp_path, capsys):
 def test_winners_that_are_wrong_together_are_left_out(capsys):
     assert tune.tune(CASE, Process(lambda shapes: "o differs" if len(shapes) == 3 else 1.0), lambda *_: None) == {}
     assert "since together: o differs" in capsys.readouterr().out
+
+
+def test_winners_that_are_no_faster_together_are_left_out(capsys):
+    assert tune.tune(CASE, Process(lambda shapes: 0.5 if len(shapes) == 1 else 2.0), lambda *_: None) == {}
+    assert "the built-in shapes stay" in capsys.readouterr().out
 
 
 def test_there_is_no_tuning_against_shapes_that_fail():
