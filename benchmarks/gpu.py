@@ -12,6 +12,7 @@ timed, every candidate runs into memory full of NaN and is compared with the fp6
 
 time        median of CUDA-event times of many calls after a warm-up (`triton.testing.do_bench`), with the
             20 % and 80 % quantiles
+fading      ours where a softplus gate leaves the range in which a tile takes one product (`chunk_products`)
 floor       q, k, v, g, beta read once and o written once, at the bandwidth of a copy in the same run
 error       ||x - truth|| / ||truth|| of o and of the final state; truth is the fp64 recurrence, or the fp64
             chunk form of the reference where T is too long for a loop
@@ -89,6 +90,7 @@ FLA_TIMED = (Shape(1, 8192, 32), Shape(8, 4096, 32), Shape(1, 8192, 96))
 LENGTHS = (4096, 16384, 65536, 262144)  # at H = 32: time per token must stay flat
 ERROR_LENGTHS = (1024, 16384, 262144)  # at H = 2: errors must not grow with T
 ACCURACY = Shape(1, 512, 32)  # heads as timed: fla tunes anew for every head count
+FADING = ("random", "1 % of channels fade", "-60 a token")  # the softplus gate: rows that fade are done again
 KEYS = ("random", "slow gate", "-60 a token", "every key 8 times", "cosine 0.9", "cosine 0.97", "cosine 0.99")
 
 
@@ -129,6 +131,8 @@ def draw(shape: Shape, keys: str = "random", gate: str = "bounded", seed: int = 
     A_log, dt_bias = torch.zeros(H, device="cuda"), torch.zeros(H, DIM, device="cuda")
     if keys.startswith("cosine") or keys == "every key 8 times" or keys == "slow gate":
         g = g - (7.0 if gate == "bounded" else 6.0)  # decays of about 0.995 and 0.9975 a token
+    if keys == "1 % of channels fade":  # by 116 octaves in 16 tokens; one of 64 channels does in 27 % of tiles
+        A_log, dt_bias = torch.rand(H, generator=rng, device="cuda"), normal(H, DIM)
     if keys == "-60 a token":
         g = g.abs() + (8.0 if gate == "bounded" else 60.0)
     if keys.startswith("cosine") or keys == "every key 8 times":
@@ -273,14 +277,20 @@ def time_call(call: Call) -> dict[str, float]:
     return {"ms": median, "low": low, "high": high}
 
 
-def timing_row(name: str, gate: str, shape: Shape, bandwidth: float) -> dict[str, Any]:
+def timing_row(name: str, gate: str, shape: Shape, bandwidth: float, keys: str = "random") -> dict[str, Any]:
     """Time of one candidate on one shape, and its share of the bytes floor."""
-    x = draw(shape, gate=gate)
+    x = draw(shape, keys, gate=gate)
     times = time_call(CANDIDATES[name, gate](x, gate))
     floor = (sum(y.numel() for y in x.args) + x.v.numel()) * 2 / bandwidth * 1e3
-    row = {"candidate": name, "gate": gate, "shape": shape.name, **times, "floor_ms": floor}
-    console.print(f"{shape.name:28s} {name:9s} {gate:9s} {times['ms']:8.3f} ms, floor {floor:.3f}", highlight=False)
+    row = {"candidate": name, "gate": gate, "shape": shape.name, "keys": keys, **times, "floor_ms": floor}
+    what = f"{shape.name:28s} {name:9s} {gate:9s}" + ("" if keys == "random" else f" {keys}")
+    console.print(f"{what} {times['ms']:8.3f} ms, floor {floor:.3f}", highlight=False)
     return row
+
+
+def fading_rows(bandwidth: float) -> list[dict[str, Any]]:
+    """Time of ours where channels of a softplus gate forget within a tile."""
+    return [timing_row("ours", "softplus", TIMED[0], bandwidth, keys) for keys in FADING]
 
 
 def copy_bandwidth() -> float:
@@ -363,6 +373,14 @@ def markdown(report: dict[str, Any]) -> str:
         lines.append(f"| {r['shape']} | {r['candidate']} | {r['gate']} | {spread} | {share} | {ratio} |")
     lines += [
         "",
+        f"## Time of ours where a softplus gate fades, {TIMED[0].name}",
+        "",
+        "| keys and gate | ms |",
+        "|---|---|",
+    ]
+    lines += [f"| {r['keys']} | {r['ms']:.3f} ({r['low']:.3f} .. {r['high']:.3f}) |" for r in report["fading"]]
+    lines += [
+        "",
         "## Error against fp64 (o / final state), T = 512, H = 32",
         "",
         "| keys and gate | candidate | o | state |",
@@ -428,6 +446,7 @@ def main(
     report["times"] += [timing_row(*c, shape, bandwidth) for shape in TIMED for c in mine]
     lengths = [Shape(1, T, 32) for T in LENGTHS]
     report["times"] += [timing_row(*c, shape, bandwidth) for shape in lengths for c in mine if c[0] == "ours"]
+    report["fading"] = fading_rows(bandwidth)
     save(report, out)
     theirs = [c for c in candidates if c[0] == "fla"]
     for i, shape in enumerate(FLA_TIMED if theirs else ()):
